@@ -39,7 +39,7 @@ from clients.app import client_app
 from fl_strategies import Knowledge, Party
 from fl_strategies._util import Array, derive_rng
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
-from fl_strategies.aggregation.evidence import CLASS_COUNTS
+from fl_strategies.aggregation.votes import CLASS_COUNTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     ENCODING,

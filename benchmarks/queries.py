@@ -14,8 +14,7 @@ import numpy as np
 
 from fl_strategies import VotePrivacy
 from fl_strategies._util import Array, IntArray
-from fl_strategies.aggregation.evidence import corrected_labels
-from fl_strategies.aggregation.votes import count_votes, plurality
+from fl_strategies.aggregation.votes import corrected_labels, count_votes, plurality
 from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.planning import MOST_TEACHERS
 from simulations.config import Settings

@@ -1,10 +1,4 @@
-"""Claimed record counts: limits on them, and the class weights of FedKD (Eq. 1).
-
-A claim is a number of records, or the scale of a party's scores. Sums are kept in groups of
-claims a factor of two wide, so that a claim can be capped after the last party has answered
-although only sums are kept.
-
-Evidence: combine the answers of parties whose class shares differ.
+"""Combine the evidence of parties whose class shares differ, and limit what they claim.
 
 A model answers with the class shares of its own records: p_k(c|x) is proportional to
 p(x|c) pi_k(c). Votes and means average these shares together with the information in the
@@ -20,14 +14,15 @@ The constant is the mean over the classes that the party has seen, so only the d
 between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
 also learn to tell their own records from public rows (`party.role.contrasted`). A party can
 then express that a row is unlike anything it knows, and one with a single class can contribute
-too. b_c gives the classes their shares (`match_share`, `add_share`).
+too. b_c gives the classes their shares (`match_share`, `add_share`). With several labels every
+label is a binary problem of its own, with its own shares.
 
-One party must not decide a row, however large its scores: `limited_mean` clips values to
-within `MOST_BEYOND_MEDIAN` of the weighted median of all. And one party must not decide
-how frequent a class is, however many records it claims: see `believed_counts`, and
-`likely_share` where parties' class shares differ so much that no claim looks odd.
-
-Multi-label: every label is a binary problem of its own, with its own shares.
+A claim is a number of records, or the scale of a party's scores. Sums are kept in groups of
+claims a factor of two wide, so that a claim can be capped after the last party has answered
+although only sums are kept. One party must not decide a row, however large its scores:
+`limited_mean` clips values to within `MOST_BEYOND_MEDIAN` of the weighted median of all. And
+one party must not decide how frequent a class is, however many records it claims: see
+`believed_counts`, and `likely_share` where class shares differ so much that no claim looks odd.
 """
 
 import math
@@ -36,9 +31,9 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies._util import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray
+from fl_strategies.aggregation.votes import CLASS_COUNTS, PSEUDO_COUNT, log_softmax
 from fl_strategies.errors import require_data, require_known
-from fl_strategies.learners import Task
 from fl_strategies.privacy.noise import ScoreMechanism
 from fl_strategies.wire.knowledge import ScoreFormat
 
@@ -105,22 +100,7 @@ def capped_scales(claimed: FloatArray) -> FloatArray:
     return np.asarray(np.minimum(claimed, MOST_TIMES_SCALE * float(np.median(claimed))))
 
 
-CLASS_COUNTS = "class-counts"
 _LARGEST_COUNT = 2.0**40
-
-
-def class_counts(y: Array, num_classes: int, task: Task) -> IntArray:
-    """Return the number of records per class, or of known positives per label."""
-    if task == "multi-label":
-        counts: IntArray = (y == 1).sum(axis=0).astype(np.int64)
-        return counts
-    return np.bincount(y, minlength=num_classes).astype(np.int64)
-
-
-def both_counts(y: Array, num_classes: int, task: Task) -> IntArray:
-    """Return the records per class, (C,), or with and without each label, (2, C)."""
-    counts = class_counts(y, num_classes, task)
-    return np.stack([counts, (y == 0).sum(axis=0)]) if task == "multi-label" else counts
 
 
 def read_counts(arrays: Mapping[str, Array], *shape: int) -> FloatArray:
@@ -199,11 +179,6 @@ def noisy_weighted_mean(
     return mean
 
 
-LEAST_PROBABILITY: Final = 1e-3
-"""Smaller probabilities count as this, of rare classes as less: no answer is worth more than
-a thousand to one."""
-VOTE_STRENGTH: Final = 6.0
-"""Evidence of a bare vote for its class, relative to the mean of all classes of the voter."""
 MOST_TIMES_SMALLER: Final = 10.0
 MOST_TIMES_MEDIAN: Final = 4.0
 """A party's claimed records are capped at this multiple of the mean of the smaller parties, or
@@ -234,92 +209,8 @@ SHARPNESS: Final = 3.0
 """The mean of many cautious answers is too cautious: a consensus that is right on nine rows
 of ten gives them seven tenths. The choice: docs/results/consensus.md."""
 _MOST_CELLS: Final = 1 << 22
-_PSEUDO_COUNT: Final = 0.5
 _TINY: Final = 1e-300
 _TOLERANCE, _MAX_STEPS = 1e-7, 2000
-
-
-def class_evidence(
-    logits: FloatArray, counts: FloatArray, log_ratio: FloatArray | None = None
-) -> FloatArray:
-    """Return a model's evidence for each class, its own class shares divided out, (n, C).
-
-    Parameters
-    ----------
-    logits : (n, C)
-        Unnormalised log-probabilities of a model.
-    counts : (C,)
-        Records of each class that it was trained on.
-    log_ratio : (n,), optional
-        Estimate of log p(x) / p_public(x), where p is the density of the party's records.
-
-    Returns
-    -------
-    evidence : (n, C)
-        0 for classes without records: no opinion, which is not a vote against.
-
-    Examples
-    --------
-    >>> shares = np.log(np.array([[0.75, 0.25], [0.5, 0.5]]))
-    >>> class_evidence(shares, np.array([1e9, 1e9 / 3])).round(3)
-    array([[ 0.   , -0.   ],
-           [-0.549,  0.549]])
-    """
-    seen = counts > 0
-    prior = class_prior(counts)[seen]
-    # Relative to a rare class: a floor above its prior would be evidence for it everywhere.
-    floor = LEAST_PROBABILITY * np.minimum(1.0, len(prior) * prior)
-    relative = np.maximum(_log_softmax(logits[:, seen]), np.log(floor)) - np.log(prior)
-    if log_ratio is None:
-        relative = relative - relative.mean(axis=1, keepdims=True)
-    else:
-        relative = relative + log_ratio[:, None]
-    evidence = np.zeros(logits.shape)
-    evidence[:, seen] = relative
-    return evidence
-
-
-def label_evidence(
-    log_odds: FloatArray, positives: FloatArray, negatives: FloatArray
-) -> FloatArray:
-    """Return a multi-label model's evidence, its own shares divided out, (n, C).
-
-    Labels that a party knows of one kind only get 0.
-    """
-    both = (positives > 0) & (negatives > 0)
-    bound = -math.log(LEAST_PROBABILITY)
-    prior = np.log((positives + _PSEUDO_COUNT) / (negatives + _PSEUDO_COUNT))
-    return np.where(both, np.clip(log_odds, -bound, bound) - prior, 0.0)
-
-
-def class_prior(counts: FloatArray) -> FloatArray:
-    """Return class shares that are nowhere 0: half a record is added to every class."""
-    padded = counts + _PSEUDO_COUNT
-    prior: FloatArray = padded / padded.sum()
-    return prior
-
-
-def corrected_labels(logits: FloatArray, counts: FloatArray) -> IntArray:
-    """Return the class with most evidence among those that a model has seen, (n,).
-
-    This is the vote that a model would cast had it been trained on equal class shares.
-    It depends on nothing but the model and the counts of its own training rows.
-    """
-    evidence = class_evidence(logits, counts)
-    labels: IntArray = np.where(counts > 0, evidence, -np.inf).argmax(axis=1)
-    return labels
-
-
-def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
-    """Return bare votes (n,), -1 for none, as evidence (n, C) of a party with these counts."""
-    seen = counts > 0
-    evidence = np.zeros((len(labels), len(counts)))
-    # A vote treats all other classes alike, so two numbers describe it.
-    known = np.append(seen, False)[labels]
-    share = 1 / max(int(seen.sum()), 1)
-    evidence[known] = np.where(seen, VOTE_STRENGTH * (0.0 - share), 0.0)
-    evidence[known, labels[known]] = VOTE_STRENGTH * (1.0 - share)
-    return evidence
 
 
 def limited_mean(
@@ -398,19 +289,6 @@ def label_weights_of(positives: FloatArray, negatives: FloatArray) -> FloatArray
     """Return a party's weight for each label of multi-label records, (C,)."""
     known = np.maximum(positives + negatives, 1.0)
     return np.asarray(np.sqrt(positives * negatives / known))
-
-
-def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
-    """Return noisy counts rounded to integers, with those that are mere noise set to 0.
-
-    What is below two scales of the noise counts as no records, because a class that a party
-    falsely claims to know hurts more than one that it falsely gives up. The largest stays.
-    """
-    whole = np.rint(np.maximum(noisy, 0.0))
-    kept = np.where(whole >= 2 * scale, whole, 0.0)
-    if not kept.any():
-        kept.flat[whole.argmax()] = max(float(whole.max()), 1.0)
-    return kept
 
 
 def believed_sizes(sizes: FloatArray, total: int | None = None) -> FloatArray:
@@ -580,7 +458,7 @@ def likely_share(scores: FloatArray, counts: FloatArray) -> FloatArray:
     share, sharp = prior, SHARPNESS * scores
     for _ in range(_MAX_STEPS):
         with np.errstate(divide="ignore"):
-            responsible = np.exp(_log_softmax(sharp + np.log(share)))
+            responsible = np.exp(log_softmax(sharp + np.log(share)))
         new = (responsible.mean(axis=0) + prior) / 2
         settled = np.abs(new - share).max() < _TOLERANCE
         share = new
@@ -605,8 +483,8 @@ def pooled_label_shares(counts: Sequence[FloatArray] | FloatArray) -> FloatArray
     held = np.asarray(counts, dtype=np.float64)
     part = believed_parts(held)
     positives, negatives = (_exact_total(half * part[:, None]) for half in held.swapaxes(0, 1))
-    known = positives + negatives + 2 * _PSEUDO_COUNT
-    share: FloatArray = (positives + _PSEUDO_COUNT) / known
+    known = positives + negatives + 2 * PSEUDO_COUNT
+    share: FloatArray = (positives + PSEUDO_COUNT) / known
     return share
 
 
@@ -635,7 +513,7 @@ def match_share(scores: FloatArray, share: FloatArray) -> FloatArray:
     log_share, inner = np.log(share[held]), scores[:, held]
     shift = np.zeros(int(held.sum()))
     for _ in range(_MAX_STEPS):
-        log_mean = _log_mean(_log_softmax(inner + shift))
+        log_mean = _log_mean(log_softmax(inner + shift))
         step = log_share - log_mean
         shift += step
         if np.abs(step).max() < _TOLERANCE:
@@ -679,11 +557,6 @@ def finite_floor(scores: FloatArray) -> FloatArray:
     """Replace minus infinity by 50 below the row's largest score, negligible in a softmax."""
     floor = scores.max(axis=1, keepdims=True) - 50.0
     return np.asarray(np.maximum(scores, floor))
-
-
-def _log_softmax(logits: FloatArray) -> FloatArray:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
 def _log_mean(log_values: FloatArray) -> FloatArray:

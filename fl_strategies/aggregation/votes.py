@@ -1,4 +1,9 @@
-"""Counting votes: pure functions on label arrays, shared by every strategy that votes."""
+"""A party's answers, as votes and as evidence.
+
+Votes are label arrays. A model answers with the class shares of its own records; evidence is
+its answer with these shares divided out, so that answers of parties with different shares can
+be combined (see `aggregation.evidence`).
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +13,18 @@ from typing import Final
 import numpy as np
 
 from fl_strategies._util import Array, FloatArray, IntArray
+from fl_strategies.learners import Task
 
+LEAST_PROBABILITY: Final = 1e-3
+"""Smaller probabilities count as this, of rare classes as less: no answer is worth more than
+a thousand to one."""
+
+VOTE_STRENGTH: Final = 6.0
+"""Evidence of a bare vote for its class, relative to the mean of all classes of the voter."""
+
+PSEUDO_COUNT: Final = 0.5
+"""Records added to every class, so that no share is 0."""
+CLASS_COUNTS = "class-counts"
 LEAST_OF_POSSIBLE: Final = 0.5
 LEAST_OF_TYPICAL: Final = 0.25
 """Least relative agreement of a party that is never excluded; see `least_agreeing`."""
@@ -250,3 +266,119 @@ def agreement(counts: Array) -> float:
     if not len(counts):
         return float("nan")
     return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+
+def class_counts(y: Array, num_classes: int, task: Task) -> IntArray:
+    """Return the number of records per class, or of known positives per label."""
+    if task == "multi-label":
+        counts: IntArray = (y == 1).sum(axis=0).astype(np.int64)
+        return counts
+    return np.bincount(y, minlength=num_classes).astype(np.int64)
+
+
+def both_counts(y: Array, num_classes: int, task: Task) -> IntArray:
+    """Return the records per class, (C,), or with and without each label, (2, C)."""
+    counts = class_counts(y, num_classes, task)
+    return np.stack([counts, (y == 0).sum(axis=0)]) if task == "multi-label" else counts
+
+
+def class_evidence(
+    logits: FloatArray, counts: FloatArray, log_ratio: FloatArray | None = None
+) -> FloatArray:
+    """Return a model's evidence for each class, its own class shares divided out, (n, C).
+
+    Parameters
+    ----------
+    logits : (n, C)
+        Unnormalised log-probabilities of a model.
+    counts : (C,)
+        Records of each class that it was trained on.
+    log_ratio : (n,), optional
+        Estimate of log p(x) / p_public(x), where p is the density of the party's records.
+
+    Returns
+    -------
+    evidence : (n, C)
+        0 for classes without records: no opinion, which is not a vote against.
+
+    Examples
+    --------
+    >>> shares = np.log(np.array([[0.75, 0.25], [0.5, 0.5]]))
+    >>> class_evidence(shares, np.array([1e9, 1e9 / 3])).round(3)
+    array([[ 0.   , -0.   ],
+           [-0.549,  0.549]])
+    """
+    seen = counts > 0
+    prior = class_prior(counts)[seen]
+    # Relative to a rare class: a floor above its prior would be evidence for it everywhere.
+    floor = LEAST_PROBABILITY * np.minimum(1.0, len(prior) * prior)
+    relative = np.maximum(log_softmax(logits[:, seen]), np.log(floor)) - np.log(prior)
+    if log_ratio is None:
+        relative = relative - relative.mean(axis=1, keepdims=True)
+    else:
+        relative = relative + log_ratio[:, None]
+    evidence = np.zeros(logits.shape)
+    evidence[:, seen] = relative
+    return evidence
+
+
+def label_evidence(
+    log_odds: FloatArray, positives: FloatArray, negatives: FloatArray
+) -> FloatArray:
+    """Return a multi-label model's evidence, its own shares divided out, (n, C).
+
+    Labels that a party knows of one kind only get 0.
+    """
+    both = (positives > 0) & (negatives > 0)
+    bound = -math.log(LEAST_PROBABILITY)
+    prior = np.log((positives + PSEUDO_COUNT) / (negatives + PSEUDO_COUNT))
+    return np.where(both, np.clip(log_odds, -bound, bound) - prior, 0.0)
+
+
+def class_prior(counts: FloatArray) -> FloatArray:
+    """Return class shares that are nowhere 0: half a record is added to every class."""
+    padded = counts + PSEUDO_COUNT
+    prior: FloatArray = padded / padded.sum()
+    return prior
+
+
+def corrected_labels(logits: FloatArray, counts: FloatArray) -> IntArray:
+    """Return the class with most evidence among those that a model has seen, (n,).
+
+    This is the vote that a model would cast had it been trained on equal class shares.
+    It depends on nothing but the model and the counts of its own training rows.
+    """
+    evidence = class_evidence(logits, counts)
+    labels: IntArray = np.where(counts > 0, evidence, -np.inf).argmax(axis=1)
+    return labels
+
+
+def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
+    """Return bare votes (n,), -1 for none, as evidence (n, C) of a party with these counts."""
+    seen = counts > 0
+    evidence = np.zeros((len(labels), len(counts)))
+    # A vote treats all other classes alike, so two numbers describe it.
+    known = np.append(seen, False)[labels]
+    share = 1 / max(int(seen.sum()), 1)
+    evidence[known] = np.where(seen, VOTE_STRENGTH * (0.0 - share), 0.0)
+    evidence[known, labels[known]] = VOTE_STRENGTH * (1.0 - share)
+    return evidence
+
+
+def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
+    """Return noisy counts rounded to integers, with those that are mere noise set to 0.
+
+    What is below two scales of the noise counts as no records, because a class that a party
+    falsely claims to know hurts more than one that it falsely gives up. The largest stays.
+    """
+    whole = np.rint(np.maximum(noisy, 0.0))
+    kept = np.where(whole >= 2 * scale, whole, 0.0)
+    if not kept.any():
+        kept.flat[whole.argmax()] = max(float(whole.max()), 1.0)
+    return kept
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    """Return the log-probabilities of rows of logits."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, Learner
 from fl_strategies._util import IntArray
-from fl_strategies.aggregation.evidence import class_counts
+from fl_strategies.aggregation.votes import class_counts
 from fl_strategies.errors import MissingExtra, StrategyError
 from fl_strategies.learners import metric_names
 from fl_strategies.wire import keys

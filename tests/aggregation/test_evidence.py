@@ -13,23 +13,16 @@ from scipy.stats import norm
 
 from fl_strategies._util import FloatArray
 from fl_strategies.aggregation.evidence import (
-    CLASS_COUNTS,
     LEAST_PART,
-    LEAST_PROBABILITY,
     MOST_TIMES_ALIKE,
     SHARPNESS,
-    VOTE_STRENGTH,
     add_label_shares,
     add_share,
     are_alike,
     believed_counts,
     believed_sizes,
-    class_counts,
-    class_evidence,
     class_weights,
     class_weights_of,
-    corrected_labels,
-    label_evidence,
     label_weights_of,
     likely_share,
     limited_mean,
@@ -39,11 +32,20 @@ from fl_strategies.aggregation.evidence import (
     pooled_label_shares,
     pooled_share,
     read_counts,
-    valid_counts,
-    vote_evidence,
     weighted_mean,
 )
 from fl_strategies.aggregation.pool import EvidenceConsensus, EvidencePool, read_class_share
+from fl_strategies.aggregation.votes import (
+    CLASS_COUNTS,
+    LEAST_PROBABILITY,
+    VOTE_STRENGTH,
+    class_counts,
+    class_evidence,
+    corrected_labels,
+    label_evidence,
+    valid_counts,
+    vote_evidence,
+)
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.privacy.noise import ScorePrivacy
 from fl_strategies.wire.knowledge import PlainScores, Quantizer

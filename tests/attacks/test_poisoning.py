@@ -21,13 +21,9 @@ from fl_strategies.aggregation.consensus import (
     MeanConsensus,
     VoteCounts,
 )
-from fl_strategies.aggregation.evidence import (
-    capped_claims,
-    capped_scales,
-    scale_factors,
-    vote_evidence,
-)
+from fl_strategies.aggregation.evidence import capped_claims, capped_scales, scale_factors
 from fl_strategies.aggregation.pool import MOST_JUDGED, EvidencePool, outliers
+from fl_strategies.aggregation.votes import vote_evidence
 from fl_strategies.strategies.weights.restraint import LocalWeights, restrained
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import PlainScores

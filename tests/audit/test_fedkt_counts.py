@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Party
-from fl_strategies.aggregation.evidence import CLASS_COUNTS
+from fl_strategies.aggregation.votes import CLASS_COUNTS
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.audit import lower_bounds
 from fl_strategies.privacy.mechanisms import GaussianSums, Release

@@ -14,7 +14,7 @@ from scipy.special import softmax
 from clients.app import FAILED, client_app
 from fl_strategies import FedKD, FedKDOptions, FedKDParty, Party
 from fl_strategies._util import FloatArray
-from fl_strategies.aggregation.evidence import CLASS_COUNTS
+from fl_strategies.aggregation.votes import CLASS_COUNTS
 from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,

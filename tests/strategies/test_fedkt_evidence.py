@@ -11,13 +11,13 @@ from flwr.app import ConfigRecord
 
 from clients.app import client_app
 from fl_strategies import FedKT, FedKTParty, Knowledge, Party
-from fl_strategies.aggregation.evidence import (
+from fl_strategies.aggregation.pool import EvidencePool
+from fl_strategies.aggregation.votes import (
     CLASS_COUNTS,
     VOTE_STRENGTH,
     corrected_labels,
     vote_evidence,
 )
-from fl_strategies.aggregation.pool import EvidencePool
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, PrivacyBudgetExceeded
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.bounds.theorems import gaussian_epsilon

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Knowledge, Party
-from fl_strategies.aggregation.evidence import CLASS_COUNTS, class_counts, corrected_labels
+from fl_strategies.aggregation.votes import CLASS_COUNTS, class_counts, corrected_labels
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.mechanisms import GaussianSums, LaplaceCounts, NoisyMax, Release
 from fl_strategies.privacy.noise import VotePrivacy

@@ -7,7 +7,7 @@ import pytest
 
 from clients.app import client_app
 from fl_strategies import FedKT, Knowledge
-from fl_strategies.aggregation.evidence import CLASS_COUNTS
+from fl_strategies.aggregation.votes import CLASS_COUNTS
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 from fl_strategies.strategies.fedkt.options import (
     SCORE_STRENGTH,

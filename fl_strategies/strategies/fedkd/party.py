@@ -6,7 +6,8 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.aggregation.evidence import (
+from fl_strategies.aggregation.pool import CONTRAST
+from fl_strategies.aggregation.votes import (
     CLASS_COUNTS,
     both_counts,
     class_counts,
@@ -14,7 +15,6 @@ from fl_strategies.aggregation.evidence import (
     label_evidence,
     valid_counts,
 )
-from fl_strategies.aggregation.pool import CONTRAST
 from fl_strategies.errors import require_known
 from fl_strategies.learners import Learner
 from fl_strategies.party.party import Party

@@ -9,13 +9,16 @@ import scipy
 from flwr.app import ConfigRecord
 
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.aggregation.evidence import (
+from fl_strategies.aggregation.votes import (
     CLASS_COUNTS,
+    agreement,
     class_counts,
+    consistent_mask,
     corrected_labels,
+    count_votes,
+    plurality,
     valid_counts,
 )
-from fl_strategies.aggregation.votes import agreement, consistent_mask, count_votes, plurality
 from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.learners import Learner, TrainingSet, fit_ensemble, require_portable
 from fl_strategies.party.party import Party

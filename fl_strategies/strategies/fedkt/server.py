@@ -8,18 +8,16 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
-from fl_strategies.aggregation.evidence import (
-    CLASS_COUNTS,
-    VOTE_STRENGTH,
-    read_counts,
-    vote_evidence,
-)
+from fl_strategies.aggregation.evidence import read_counts
 from fl_strategies.aggregation.pool import EvidencePool, read_class_share
 from fl_strategies.aggregation.votes import (
+    CLASS_COUNTS,
+    VOTE_STRENGTH,
     VoteSum,
     consistent_labels,
     least_agreeing,
     plurality,
+    vote_evidence,
 )
 from fl_strategies.errors import KnowledgeMismatch, between, require, require_known
 from fl_strategies.learners import LearnerFactory, require_portable

@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord
 
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
-from fl_strategies.aggregation.evidence import CLASS_COUNTS, class_evidence, corrected_labels
 from fl_strategies.aggregation.pool import CONTRAST
+from fl_strategies.aggregation.votes import CLASS_COUNTS, class_evidence, corrected_labels
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import METRICS, Learner
 from fl_strategies.party.party import Party, asked_number

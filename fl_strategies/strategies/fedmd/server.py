@@ -33,7 +33,6 @@ from fl_strategies.aggregation.consensus import (
     make_consensus,
     to_probabilities,
 )
-from fl_strategies.aggregation.evidence import CLASS_COUNTS, vote_evidence
 from fl_strategies.aggregation.pool import (
     ClassShare,
     Contrast,
@@ -41,7 +40,7 @@ from fl_strategies.aggregation.pool import (
     read_class_share,
     read_contrast,
 )
-from fl_strategies.aggregation.votes import agreement, plurality
+from fl_strategies.aggregation.votes import CLASS_COUNTS, agreement, plurality, vote_evidence
 from fl_strategies.errors import PrivacyBudgetExceeded, require, require_known
 from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.ledger import PrivacyLedger
