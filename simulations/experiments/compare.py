@@ -12,6 +12,7 @@ from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from simulations.config import Settings, options_of
 from simulations.experiments.engine import (
     FURTHER,
+    TRUSTED,
     Experiment,
     Outcome,
     Results,
@@ -143,11 +144,6 @@ class Promise:
     epsilon: float
     delta: float
     against: str
-
-    @property
-    def trusts_server(self) -> bool:
-        """Whether the server sees what others must not."""
-        return "except the server" in self.against
 
 
 @dataclass(frozen=True)
@@ -384,7 +380,7 @@ NEGLIGIBLE: Final = 0.01
 NEEDS: Final[Mapping[str, Callable[[Promise], bool]]] = {
     "whole parties": lambda promise: promise.unit == "party",
     "examples": lambda _: True,
-    "examples from the server too": lambda promise: not promise.trusts_server,
+    "examples from the server too": lambda promise: TRUSTED not in promise.against,
 }
 """What users may want to protect; who protects parties protects their examples as well."""
 

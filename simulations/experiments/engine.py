@@ -38,6 +38,8 @@ NO_RESULT: Final = frozenset({"output-dir", "num-workers", "max-wait", "timeout"
 """Settings that change no result."""
 FURTHER: Final = ("balanced-accuracy", "macro-f1")
 """Metrics that a report may have besides the one of its task."""
+TRUSTED: Final = "except the server"
+"""Part of the audience of a guarantee under which the server sees what others must not."""
 SLACK: Final = 1e-9
 """What rounding may add to an epsilon that was calibrated to a budget."""
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from fl_strategies._util import import_library
 from simulations.experiments.compare import Summary
 from simulations.experiments.curve import MAJORITY, REFUSED, Curve, CurveSummary
+from simulations.experiments.engine import TRUSTED
 from simulations.experiments.entries import VARIANTS
 from simulations.results.report import summarise
 
@@ -261,7 +262,7 @@ def _label(summary: CurveSummary, curve: Curve) -> str:
     floor = lowest_shown(summary)
     low = [budget for budget, spread in curve.points.items() if spread.median < floor]
     told = [
-        "trusted server" if "except the server" in curve.against else "",
+        "trusted server" if TRUSTED in curve.against else "",
         _where(summary, REFUSED, curve.refused),
         _where(summary, "below this picture", low),
     ]

@@ -24,7 +24,6 @@ from simulations.experiments.compare import (
     summarise_comparison,
     to_json,
 )
-from simulations.experiments.entries import Entry
 from simulations.experiments.plots import DOTS_PER_INCH, draw_comparison, point_look
 from simulations.federation import Federation, load_federation
 from simulations.runtime import local
@@ -185,25 +184,17 @@ def test_wrong_requests_are_one_sentence(
     assert not (tmp_path / "kept.json").exists()
 
 
-def test_a_change_of_the_users_file_is_another_comparison(tmp_path: Path) -> None:
-    """The name of a file says nothing about its content."""
-    file = tmp_path / "own.csv"
-    file.write_text("a,label\n1,0\n")
-    entry = Entry("fedkt", {"data": str(file)})
-    asked = []
-    for content in ("a,label\n1,0\n", "a,label\n2,0\n"):
-        file.write_text(content)
-        asked.append(Comparison({"data": str(file)}, (0,)).key(entry, 0))
+def test_what_decides_a_result_is_part_of_its_key(tmp_path: Path) -> None:
+    """Such as the content of a user's own file, but not the number of processes."""
+    file, keys = tmp_path / "own.csv", []
+    for content, num_workers in (("1,0", 1), ("1,0", 2), ("2,0", 2)):
+        file.write_text(f"a,label\n{content}\n")
+        given = {"data": str(file), "num-workers": num_workers}
+        keys.append(Comparison(given, (0,)).key(None, 0))
 
-    assert asked[0] != asked[1]
-    assert asked[0].keys() == asked[1].keys()
-
-
-def test_what_changes_no_result_is_not_run_again() -> None:
-    """Such as the number of processes."""
-    one, two = (Comparison({"num-workers": n}, (0,)).key(None, 0) for n in (1, 2))
-
-    assert one == two
+    first, other_workers, other_content = keys
+    assert first == other_workers != other_content
+    assert first.keys() == other_content.keys()
 
 
 def test_fedavg_takes_a_network_that_the_parties_have() -> None:
