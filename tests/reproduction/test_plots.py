@@ -56,7 +56,7 @@ def write(path: Path, outcomes: list[dict[str, Any]]) -> Path:
 
 
 def test_rows_become_curves_in_panels() -> None:
-    """In the table's order; a row that was never run is excluded."""
+    """In the table's order, in percent, with a band; a row that was never run is excluded."""
     panels = make_panels(TABLE, some_outcomes())
 
     assert [(p.title, [line.name for line in p.lines]) for p in panels] == [
@@ -67,6 +67,14 @@ def test_rows_become_curves_in_panels() -> None:
     assert line.x == [1, 2, 3, 4]
     assert line.y == pytest.approx([31, 41, 51, 61])
     assert line.deviations == pytest.approx([1] * 4)
+
+    few, many = draw_panels("figure", "Toy.", panels).axes
+    assert [drawn.get_label() for drawn in few.get_lines()] == ["two", "three"]
+    assert list(many.get_lines()[0].get_ydata()) == pytest.approx([31, 41, 51, 61])
+    band = many.collections[0].get_paths()[0].vertices[:, 1]
+    assert (min(band), max(band)) == pytest.approx((30, 62))
+    assert few.get_ylabel() == "accuracy (%)"
+    assert len({drawn.get_color() for drawn in few.get_lines()}) == 2
 
 
 def test_a_curve_shows_what_its_row_measures() -> None:
@@ -126,19 +134,6 @@ def test_a_picture_is_drawn_and_tells_results_apart(tmp_path: Path) -> None:
     assert height >= PANEL_INCHES[1] * DOTS_PER_INCH
     first, again, other = (picture.read_bytes() for picture in pictures)
     assert first == again != other
-
-
-def test_the_band_shows_the_deviation() -> None:
-    """Axes hold one line a row in percent, a band around it, and whole rounds."""
-    figure = draw_panels("figure", "Toy.", make_panels(TABLE, some_outcomes()))
-
-    few, many = figure.axes
-    assert [line.get_label() for line in few.get_lines()] == ["two", "three"]
-    assert list(many.get_lines()[0].get_ydata()) == pytest.approx([31, 41, 51, 61])
-    band = many.collections[0].get_paths()[0].vertices[:, 1]
-    assert (min(band), max(band)) == pytest.approx((30, 62))
-    assert few.get_ylabel() == "accuracy (%)"
-    assert len({line.get_color() for line in few.get_lines()}) == 2
 
 
 def test_many_rows_and_panels_have_looks_and_places_of_their_own() -> None:
