@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fl_strategies.errors import InvalidParameter
+from fl_strategies.errors import InvalidParameter, NotEnoughParties
 from reproduction.__main__ import _chosen, main
 from reproduction.table import (
     Published,
@@ -132,6 +132,16 @@ def test_a_run_of_another_table_is_taken(tmp_path: Path) -> None:
 
     assert [(s.num_parties, s.seed) for s in runs.asked] == [(3, 0), (3, 1)]
     assert len(read_outcomes(kept)) == 4
+
+
+def test_a_run_that_fails_ends_its_table(tmp_path: Path) -> None:
+    """A table without one of its rows would pass for complete."""
+
+    def fail(_: Settings) -> dict[str, Any]:
+        raise NotEnoughParties("FedKT: 2 parties must answer, got 1.")
+
+    with pytest.raises(NotEnoughParties):
+        run_table(TABLE, fail, tmp_path / "kept.json", lambda _: None)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
