@@ -8,9 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clients.app import client_app
+    from clients.app import client_app, party_loader
     from clients.checks import check_learner
-    from clients.dealt_data import party_loader
     from clients.networks.images import crop_and_flip
     from clients.networks.learner import TorchLearner
     from clients.networks.private import DPTorchLearner
@@ -65,7 +64,7 @@ _MODULES = {
     "client_app": "clients.app",
     "crop_and_flip": "clients.networks.images",
     "load_model": "clients.saved_model",
-    "party_loader": "clients.dealt_data",
+    "party_loader": "clients.app",
     "save_model": "clients.saved_model",
 }
 

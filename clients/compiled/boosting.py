@@ -400,7 +400,8 @@ def _push_children(
     top = at + 1 if are_open[large] else at
     _add_up(codes, work.rows[ends[small] : ends[small + 1]], work.packed, stack.sums[top])
     if are_open[large]:
-        _subtract(stack.sums[at], stack.sums[top])
+        for k in range(stack.sums.shape[1]):
+            stack.sums[at, k] -= stack.sums[top, k]
         _push(stack, at, left + large, ends[large], ends[large + 1], level, totals[large])
     if are_open[small]:
         _push(stack, top, left + small, ends[small], ends[small + 1], level, totals[small])
@@ -436,12 +437,6 @@ def _draft_leaf(draft: Draft, node: int, total: int, units: Units, rule: Rule) -
 def _may_split(total: int, units: Units, level: int, rule: Rule) -> bool:
     enough = (total & _LOW_HALF) * units.curvature >= 2 * LEAST_CURVATURE
     return enough and level < rule.max_depth
-
-
-@part
-def _subtract(sums: Array, others: Array) -> None:
-    for k in range(len(sums)):
-        sums[k] -= others[k]
 
 
 @part

@@ -162,8 +162,11 @@ class CompiledPerceptrons:
         longest = min(batch_size + 1, max(len(x) for x, _ in sets))
         self._layers, self._strip = _layers(stack, longest)
         rows = {key: sparse_rows(x) for key, x in {id(x): x for x, _ in sets}.items()}
+        size = self._layers.biases[-1] + self._layers.widths[-1]
         self._models = [
-            _Model(rows[id(x)], _goal(loss, targets), _new_state(self._layers))
+            _Model(
+                rows[id(x)], _goal(loss, targets), Learned(*(_aligned(size) for _ in range(3)))
+            )
             for x, targets in sets
         ]
         self._scratch = _scratch(self._layers, rows.values(), longest)
@@ -277,14 +280,12 @@ def _layers(stack: PerceptronStack, num_rows: int) -> tuple[Layers, tuple[int, .
     return layers, strip
 
 
-def _new_state(layers: Layers) -> Learned:
-    size = layers.biases[-1] + layers.widths[-1]
-    return Learned(*(_aligned(size) for _ in range(3)))
-
-
 def _scratch(layers: Layers, sets: Iterable[Rows], num_rows: int) -> Scratch:
     results = layers.results[-1] + _rounded(num_rows, ROWS_AT_ONCE) * layers.widths[-1]
-    found = max(_most_found(rows.starts, num_rows) for rows in sets)
+    # As many numbers of a batch can differ from the background.
+    found = max(
+        min(int(rows.starts[-1]), num_rows * int(np.diff(rows.starts).max())) for rows in sets
+    )
     return Scratch(
         results=_aligned(results),
         slopes=_aligned(results),
@@ -294,11 +295,6 @@ def _scratch(layers: Layers, sets: Iterable[Rows], num_rows: int) -> Scratch:
         holders=np.zeros(found, dtype=np.uint32),
         found=np.zeros(found, dtype=np.float32),
     )
-
-
-def _most_found(starts: Array, num_rows: int) -> int:
-    """Return how many numbers of so many rows can differ from the background."""
-    return min(int(starts[-1]), num_rows * int(np.diff(starts).max()))
 
 
 def _aligned(size: int) -> FloatArray:

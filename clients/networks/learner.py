@@ -21,9 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.networks.dense import SeenFeatures, as_layers, head_of, resized
 from clients.networks.images import image_layers
-from clients.networks.objective import AppliedObjective, applied, stepping
+from clients.networks.objective import (
+    AppliedObjective,
+    SeenFeatures,
+    applied,
+    as_layers,
+    head_of,
+    resized,
+    stepping,
+)
 from clients.networks.stacks import (
     PerceptronStack,
     accelerated,
@@ -506,9 +513,8 @@ class TorchLearner:
         watch: EarlyStopping | None,
     ) -> None:
         optimizer = self._new_optimizer(model.parameters(), fused=self._device == CPU)
-        data = TrainingData(sets)
-        pace = data.num_steps(1, self.batch_size)
-        batches = data.batches(len(rates) // pace, self.batch_size, rngs)
+        pace = steps_per_epoch(max(len(x) for x, _ in sets), self.batch_size)
+        batches = TrainingData(sets).batches(len(rates) // pace, self.batch_size, rngs)
         steps = zip(batches, at_rates(optimizer, rates), strict=True)
         for step, (batch, _) in enumerate(steps, 1):
             optimizer.zero_grad()

@@ -16,9 +16,8 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
-from clients.networks.dense import SeenFeatures
 from clients.networks.learner import SQUARED_SCORES, TorchLearner
-from clients.networks.objective import applied, sees_features, stepping
+from clients.networks.objective import SeenFeatures, applied, sees_features, stepping
 from clients.networks.training import (
     RECORD_LOSSES,
     BatchLoss,

@@ -74,10 +74,6 @@ def squared_difference(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(dim=1)
 
 
-def _absolute_difference(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).abs().mean(dim=1)
-
-
 def _distance(outputs: Tensor, targets: Tensor) -> Tensor:
     # Unlike the root of a sum, this norm has a gradient at 0, which is 0.
     distance: Tensor = torch.linalg.vector_norm(outputs - targets, dim=1)
@@ -114,7 +110,7 @@ TASK_LOSSES: Final[Mapping[Task, BatchLoss]] = {
 }
 """The objective of a step: all records, and all known labels, have equal weight."""
 _NORMS: Final[Mapping[str, RowLoss]] = {
-    "l1": _absolute_difference,
+    "l1": lambda outputs, targets: (outputs - targets).abs().mean(dim=1),
     "l2": _distance,
     "mse": squared_difference,
 }
@@ -177,10 +173,6 @@ class TrainingData:
         self._sizes = np.array([[len(x)] for x, _ in sets])
         self._first_rows = np.array([[end[id(x)]] for x, _ in sets]) - self._sizes
         self._first_targets = np.cumsum(self._sizes, axis=0) - self._sizes
-
-    def num_steps(self, epochs: int, batch_size: int) -> int:
-        """Return how many batches so many epochs have."""
-        return epochs * steps_per_epoch(int(self._sizes.max()), batch_size)
 
     def batches(
         self, epochs: int, batch_size: int, rngs: Sequence[np.random.Generator]
@@ -458,22 +450,18 @@ class EarlyStopping:
         return [best.stopped_at or self._epoch for best in self._best]
 
     def _look_at_all(self) -> None:
-        for module, rows, best in zip(self._modules, self._watched, self._best, strict=True):
-            if best.stopped_at is None:
-                self._look(module, rows, best)
-
-    def _look(self, module: nn.Module, rows: Rows, best: _Best) -> None:
-        loss = self._loss_of(module, rows)
-        if loss < best.loss:
-            best.loss, best.epoch = loss, self._epoch
-        if loss <= best.loss:
-            best.weights = copy.deepcopy(module.state_dict())
-        if self._epoch - best.epoch >= self._patience:
-            best.stopped_at = self._epoch
-
-    def _loss_of(self, module: nn.Module, rows: Rows) -> float:
-        x, targets = rows
-        logits = torch.from_numpy(self._scores(module, x))
-        module.train()
-        weights = torch.full((len(x),), 1 / len(x))
-        return float(self._loss(logits, torch.from_numpy(targets), weights))
+        for module, (x, targets), best in zip(
+            self._modules, self._watched, self._best, strict=True
+        ):
+            if best.stopped_at is not None:
+                continue
+            logits = torch.from_numpy(self._scores(module, x))
+            module.train()
+            weights = torch.full((len(x),), 1 / len(x))
+            loss = float(self._loss(logits, torch.from_numpy(targets), weights))
+            if loss < best.loss:
+                best.loss, best.epoch = loss, self._epoch
+            if loss <= best.loss:
+                best.weights = copy.deepcopy(module.state_dict())
+            if self._epoch - best.epoch >= self._patience:
+                best.stopped_at = self._epoch

@@ -142,7 +142,7 @@ def class_shares(owner: str, targets: FloatArray, recipe: Recipe) -> FloatArray:
     """
     if recipe.link == "identity":
         return np.asarray(softmax(targets.astype(np.float64), axis=1))
-    shares = _clipped(targets)
+    shares: FloatArray = np.clip(targets.astype(np.float64), 0.0, 1.0)
     if recipe.link == "sigmoid":
         shares = _cooled(shares, recipe.temperature)
     largest = shares.max(axis=1, keepdims=True)
@@ -160,7 +160,7 @@ def label_shares(owner: str, targets: FloatArray, recipe: Recipe) -> FloatArray:
     require(able, owner, "link", "identity or sigmoid for multi-label tasks", recipe.link)
     if recipe.link == "identity":
         return np.asarray(expit(targets.astype(np.float64)))
-    return _cooled(_clipped(targets), recipe.temperature)
+    return _cooled(np.clip(targets.astype(np.float64), 0.0, 1.0), recipe.temperature)
 
 
 def weigh(shares: FloatArray) -> WeightedLabels:
@@ -177,10 +177,6 @@ def weigh(shares: FloatArray) -> WeightedLabels:
     weights = shares[rows, classes]
     totals = np.bincount(rows, weights=weights)
     return WeightedLabels(rows, classes, weights / totals[rows])
-
-
-def _clipped(targets: FloatArray) -> FloatArray:
-    return np.clip(targets.astype(np.float64), 0.0, 1.0)
 
 
 def _cooled(shares: FloatArray, temperature: float) -> FloatArray:

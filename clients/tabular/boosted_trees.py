@@ -146,9 +146,10 @@ def boost_trees(
     chances = np.empty_like(scores)
     while True:
         boost(bins, rule, targets, scores, chances, work, stack, draft, growth, used)
-        if used[0] == len(growth.sizes):
+        sizes, *nodes = growth
+        if used[0] == len(sizes):
             return _finished(growth, used), scores
-        sizes, *nodes = growth  # without room for the next tree
+        # There is no room for another round.
         growth = Growth(sizes, *(np.concatenate([each, np.empty_like(each)]) for each in nodes))
 
 
@@ -173,13 +174,8 @@ def _draft(num_nodes: int) -> Draft:
 
 
 def _growth(num_trees: int, room: int) -> Growth:
-    return Growth(
-        sizes=np.empty(num_trees, dtype=np.int64),
-        leaf=np.empty(room, dtype=bool),
-        features=np.empty(room, dtype=np.int64),
-        thresholds=np.empty(room, dtype=np.float32),
-        values=np.empty(room, dtype=np.float32),
-    )
+    nodes = (np.empty(room, dtype=kind) for kind in (bool, np.int64, np.float32, np.float32))
+    return Growth(np.empty(num_trees, dtype=np.int64), *nodes)
 
 
 def _finished(growth: Growth, used: Array) -> Trees:

@@ -83,7 +83,7 @@ class KernelRidgeLearner(ScoreLearner):
         super().__init__(num_classes=num_classes, task=task)
         owner = self._owner
         require(kernel in KERNELS, owner, "kernel", f"one of {', '.join(KERNELS)}", kernel)
-        _check_ridge(owner, ridge)
+        require(0 <= ridge < math.inf, owner, "ridge", "finite and at least 0", ridge)
         positive = gamma is None or 0 < gamma < math.inf
         require(positive, owner, "gamma", "finite and above 0", gamma)
         require(degree >= 1, owner, "degree", "at least 1", degree)
@@ -199,7 +199,7 @@ class RidgeLearner(ScoreLearner):
         intercept: bool = True,
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        _check_ridge(self._owner, ridge)
+        require(0 <= ridge < math.inf, self._owner, "ridge", "finite and at least 0", ridge)
         self._ridge, self._has_intercept = ridge, intercept
         self._coefficients: FloatArray
         self._intercepts: FloatArray
@@ -227,10 +227,6 @@ class RidgeLearner(ScoreLearner):
         require_names(owner, arrays, {"coefficients", "intercepts"})
         self._coefficients = require_array(owner, arrays, "coefficients", np.float64, shape)
         self._intercepts = require_array(owner, arrays, "intercepts", np.float64, shape[1:])
-
-
-def _check_ridge(owner: str, ridge: float) -> None:
-    require(0 <= ridge < math.inf, owner, "ridge", "finite and at least 0", ridge)
 
 
 def solve_shifted(gram: FloatArray, shift: float, targets: FloatArray) -> FloatArray:

@@ -103,15 +103,11 @@ def bits_above(x: Array, thresholds: Thresholds) -> Array:
     """Return which rows (n, d) of float32 are above each threshold, (m, w)."""
     columns = np.ascontiguousarray(x.T)
     step = max(1, _BYTES_AT_ONCE // (4 * max(1, len(x))))
-    parts = [
-        pack(columns[features] > values[:, np.newaxis])
-        for features, values in (
-            (thresholds.features[start : start + step], thresholds.values[start : start + step])
-            for start in range(0, len(thresholds.features), step)
-        )
-    ]
-    empty = np.zeros((0, num_words(len(x))), dtype=np.uint64)
-    return np.concatenate(parts) if parts else empty
+    parts = [np.zeros((0, num_words(len(x))), dtype=np.uint64)]
+    for start in range(0, len(thresholds.features), step):
+        features, values = (each[start : start + step] for each in thresholds)
+        parts.append(pack(columns[features] > values[:, np.newaxis]))
+    return np.concatenate(parts)
 
 
 def bit_table(x: Array) -> BitTable:
@@ -146,13 +142,8 @@ class NativeTree(NamedTuple):
 
 def sklearn_tree(tree: Any, values: FloatArray) -> NativeTree:
     """Return a tree of scikit-learn, whose leaves say `values` (nodes, m)."""
-    return NativeTree(
-        left=tree.children_left,
-        right=tree.children_right,
-        features=tree.feature,
-        thresholds=tree.threshold,
-        values=values,
-    )
+    left, right = tree.children_left, tree.children_right
+    return NativeTree(left, right, tree.feature, tree.threshold, values)
 
 
 def num_received_trees(owner: str, arrays: Mapping[str, Array]) -> int:

@@ -20,7 +20,7 @@ import scipy.sparse
 import torch
 from flwr.app import Context, RecordDict
 
-from clients.dealt_data import party_loader
+from clients.app import party_loader
 from fl_strategies import Party
 from fl_strategies._util import Array
 from simulations.data.sets import load_dataset

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
-from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     ExtraTreesClassifier,
@@ -35,11 +34,10 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
 from clients.tabular.sklearn import Shape, SklearnLearner, trees_from_arrays, trees_to_arrays
-from fl_strategies._util import Array, IntArray
+from fl_strategies._util import Array
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
+from tests.clients.digits import DIGITS, NUM_CLASSES, digits
 
-DIGITS = load_digits(return_X_y=True)
-NUM_CLASSES = 10
 Arrays = dict[str, Array]
 
 TREES = [
@@ -92,18 +90,12 @@ def name_of(estimator: Any) -> str:
     return repr(estimator).replace("\n", "")[:50]
 
 
-def digits(classes: list[int]) -> tuple[Array, IntArray]:
-    x, y = DIGITS
-    kept = np.isin(y, classes)
-    return x[kept][:120], y[kept][:120]
-
-
 def learner(estimator: Any, **settings: int) -> SklearnLearner:
     return SklearnLearner(clone(estimator), num_classes=NUM_CLASSES, **settings)
 
 
 def fitted(estimator: Any, classes: list[int], dtype: Any = np.float64) -> SklearnLearner:
-    x, y = digits(classes)
+    x, y = digits(classes, num_rows=120)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return learner(estimator).fit(x.astype(dtype), y, rng=np.random.default_rng(3))
@@ -129,7 +121,7 @@ def test_a_model_predicts_the_same_to_the_bit_after_travel(
     estimator: Any, dtype: Any, classes: list[int]
 ) -> None:
     """Labels and scores of a received model equal the sender's on rows it never saw."""
-    x = DIGITS[0][:300].astype(dtype)
+    x = DIGITS[:300].astype(dtype)
     sender = fitted(estimator, classes, dtype)
 
     twin = learner(estimator).from_arrays(sender.to_arrays())
@@ -295,7 +287,7 @@ def test_a_forest_may_have_another_size() -> None:
         for forest in (estimator, RandomForestClassifier(4, max_depth=3))
     )
 
-    assert same.logits(DIGITS[0]).tobytes() == other.logits(DIGITS[0]).tobytes()
+    assert same.logits(DIGITS).tobytes() == other.logits(DIGITS).tobytes()
     check_refused(DecisionTreeClassifier(), arrays, "tree-sizes must be of shape")
 
 
@@ -406,7 +398,7 @@ def test_a_received_model_that_fails_later_blames_its_sender() -> None:
         np.errstate(all="ignore"),
         pytest.raises(KnowledgeMismatch, match="must score every row"),
     ):
-        sender_fault.predict(DIGITS[0] * 1e3)
+        sender_fault.predict(DIGITS * 1e3)
 
 
 # --- mutations ----------------------------------------------------------------------------

@@ -1,14 +1,20 @@
-"""Compiled kernels against PyTorch's own layers, in values and gradients."""
+"""Small convolutional networks by compiled kernels, and images that move in training."""
+
+import pickle
+import time
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients.networks.images import ImageStack, image_layers
+from clients.networks.images import ImageStack, crop_and_flip, image_layers
 from clients.networks.learner import TorchLearner
 from clients.networks.stacks import ModuleStack, accelerated, make_stack
+from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.networks import convolutional, mnist_net
 
 CLASSES = 10
@@ -146,3 +152,145 @@ def test_a_stacked_learner_is_the_one_that_learns_alone() -> None:
     alone = learner.fit(x, y, rng=np.random.default_rng(1))
     np.testing.assert_allclose(twins[0].logits(x), alone.logits(x), rtol=1e-3, atol=1e-5)
     assert not np.allclose(twins[1].logits(x), alone.logits(x), atol=1e-3)
+
+
+# --- crop_and_flip ------------------------------------------------------------------------
+
+
+def seeded(images: Tensor, padding: int = 4, flip: bool = True, seed: int = 0) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return crop_and_flip(padding, flip)(images)
+
+
+def shifted(image: Tensor, down: int, right: int) -> Tensor:
+    """Return an image (C, H, W) moved by so many pixels, with zeros where nothing was."""
+    moved = torch.zeros_like(image)
+    height, width = image.shape[1:]
+    for row in range(max(0, down), min(height, height + down)):
+        for column in range(max(0, right), min(width, width + right)):
+            moved[:, row, column] = image[:, row - down, column - right]
+    return moved
+
+
+def possible(image: Tensor, padding: int, flip: bool) -> list[Tensor]:
+    shifts = range(-padding, padding + 1)
+    whole = [image, image.flip(2)] if flip else [image]
+    return [
+        # Shifts of the mirror image are also the mirror images of shifts.
+        shifted(start, down, right)
+        for start in whole
+        for down in shifts
+        for right in shifts
+    ]
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(
+    height=st.integers(1, 5),
+    width=st.integers(1, 5),
+    channels=st.integers(1, 3),
+    padding=st.integers(0, 3),
+    flip=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_every_image_is_a_shift_of_itself(
+    height: int, width: int, channels: int, padding: int, flip: bool, seed: int
+) -> None:
+    """All channels of an image move together, to one of the allowed places."""
+    images = torch.from_numpy(
+        np.random.default_rng(seed).uniform(1, 2, (4, channels, height, width))
+    )
+    for image, changed in zip(images, seeded(images, padding, flip, seed), strict=True):
+        assert any(torch.equal(changed, other) for other in possible(image, padding, flip))
+
+
+def test_all_shifts_and_both_sides_occur_equally_often() -> None:
+    """Of 25 shifts and two sides each comes with its share, image by image."""
+    image = torch.rand(1, 4, 5) + 1
+    changed = seeded(image.expand(6000, 1, 4, 5), padding=2)
+    counts = [
+        int((changed == other).flatten(1).all(dim=1).sum())
+        for other in possible(image, 2, flip=True)
+    ]
+    assert sum(counts) == 6000
+    assert min(counts) > 120 - 6 * 11  # six standard deviations
+    assert max(counts) < 120 + 6 * 11
+
+
+def test_the_given_images_are_left_alone() -> None:
+    """A new tensor is returned, of the same shape and type."""
+    images = torch.rand(8, 3, 6, 6)
+    before = images.clone()
+    changed = seeded(images)
+    assert torch.equal(images, before)
+    assert changed.shape == images.shape
+    assert changed.dtype == images.dtype
+    assert not torch.equal(changed, images)
+
+
+def test_no_images_no_changes() -> None:
+    """An empty batch stays an empty batch."""
+    assert seeded(torch.zeros(0, 3, 6, 6)).shape == (0, 3, 6, 6)
+
+
+def test_draws_come_from_the_default_generator() -> None:
+    """Equal seeds give equal images, and the memory layout plays no part."""
+    images = torch.rand(32, 3, 8, 8)
+    assert torch.equal(seeded(images, seed=1), seeded(images, seed=1))
+    assert not torch.equal(seeded(images, seed=1), seeded(images, seed=2))
+    laid = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(seeded(images, seed=1), seeded(laid, seed=1))
+
+
+def test_can_be_sent_to_another_process() -> None:
+    """Workers get the same changes."""
+    images = torch.rand(9, 1, 5, 5)
+    sent = pickle.loads(pickle.dumps(crop_and_flip(2)))  # noqa: S301
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        assert torch.equal(sent(images), seeded(images, 2))
+
+
+def test_a_batch_takes_a_moment() -> None:
+    """No loop over images: a thousand of them in far less than a loop would take."""
+    images = torch.rand(1000, 3, 32, 32)
+    seeded(images)
+    start = time.process_time()
+    seeded(images)
+    assert time.process_time() - start < 0.5
+
+
+def test_rows_that_are_no_images_are_named() -> None:
+    """The sentence says what came instead."""
+    with pytest.raises(InvalidData, match=r"images \(channels, .*, got rows of shape \(64,\)"):
+        crop_and_flip()(torch.zeros(3, 64))
+
+
+@pytest.mark.parametrize("padding", [-1, 1.5])
+def test_wrong_padding_is_named(padding: int) -> None:
+    """A setting that breaks its rule is refused when the change is made."""
+    with pytest.raises(InvalidParameter, match="padding must be a whole number, at least 0"):
+        crop_and_flip(padding)
+
+
+def test_helps_where_objects_move() -> None:
+    """A learner that saw every object in one place finds it elsewhere, if it was moved."""
+    rng = np.random.default_rng(0)
+    shapes = (rng.uniform(size=(4, 1, 4, 4)) < 0.5).astype(np.float32)
+    y = np.tile(np.arange(4), 16)
+    x = np.zeros((64, 1, 8, 8), np.float32)
+    x[:, :, 2:6, 2:6] = shapes[y]
+    moved = np.roll(x, (2, -2), axis=(2, 3))
+
+    def module_fn() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+
+    scores = []
+    for augment in (None, crop_and_flip(2, flip=False)):
+        model = TorchLearner(
+            module_fn, num_classes=4, epochs=60, learning_rate=1e-2, augment=augment
+        )
+        model.fit(x, y, rng=np.random.default_rng(1))
+        scores.append((model.predict(moved) == y).mean())
+    assert scores[1] == 1.0 > scores[0]

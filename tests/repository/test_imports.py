@@ -135,7 +135,7 @@ STACK = {
     "clients": [
         ("compiled",),
         ("tabular", "networks"),
-        ("app", "checks", "dealt_data", "saved_model"),
+        ("app", "checks", "saved_model"),
     ],
 }
 """Lowest first: a folder or module imports its own level and those below."""
