@@ -368,7 +368,7 @@ class FENS(ModelRelay):
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the problem, what to send, and how to train it."""
-        return {**super().party_config(), **self.options.to_config(), STAGE: self.stage}
+        return {**super().party_config(), STAGE: self.stage}
 
     def check(self, knowledge: Knowledge) -> AgentModel:
         """Check a model before others get it, or the weights of an aggregator."""

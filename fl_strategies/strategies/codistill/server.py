@@ -62,7 +62,15 @@ from fl_strategies.strategies.codistill.party import FIRST_TERM, KEPT, SIGN, TAS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
 
-ROWS_TO_SCORE = 32
+logger = logging.getLogger("flwr.fl_strategies")
+
+ROWS_TO_SCORE: Final = 32
+"""Public rows that a model must score to be relayed."""
+MOST_ROWS: Final = 1000
+"""Public rows on which models are compared to find outliers."""
+LEAST_TYPICAL: Final = 0.5
+"""Models are compared only where most predict about the same. Agents do not say which classes
+they know, and honest ones that know different classes contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         self.settle(owner)
 
     def settle(self, owner: str) -> None:
-        """Derive what follows from the settings; raise `InvalidParameter` if none can."""
+        """Check the settings of a subclass, and set what follows from them."""
 
     def _check_models(self, owner: str) -> None:
         rule = "given, or learner_fn: models without a factory are not relayed"
@@ -171,9 +179,10 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         return release_plan(self.name, ReleaseFacts(num_classes=self.num_classes))
 
     def party_config(self) -> dict[str, Scalar]:
-        """Return the problem: task, number of classes and what identifies public rows."""
+        """Return the problem, what identifies public rows, and the options."""
         public = {} if self._public_hash is None else {keys.PUBLIC_HASH: self._public_hash}
-        return {keys.NUM_CLASSES: self.num_classes, TASK: self.task, **public}
+        problem = {keys.NUM_CLASSES: self.num_classes, TASK: self.task}
+        return {**problem, **public, **self.options.to_config()}
 
     @property
     def num_senders(self) -> int:
@@ -253,14 +262,6 @@ def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | 
     same = row_shape is None or tuple(row_shape) == shape
     require(same, owner, "row_shape", f"{shape} as in public", row_shape)
     return public[:ROWS_TO_SCORE] if len(public) else np.zeros((1, *shape))
-
-
-logger = logging.getLogger("flwr.fl_strategies")
-
-MOST_ROWS: Final = 1000
-LEAST_TYPICAL: Final = 0.5
-"""Models are judged only where most predict about the same. Agents do not say which classes
-they know, and honest ones that know different classes contradict each other."""
 
 
 @dataclass(kw_only=True)
@@ -381,10 +382,6 @@ class Codistillation(ModelRelay):
     def num_replies_needed(self) -> int:
         """Return 0 once there are chains: one that nobody continues with waits."""
         return 0 if self._turns else super().num_replies_needed()
-
-    def party_config(self) -> dict[str, Scalar]:
-        """Return the problem, and the loss."""
-        return {**super().party_config(), **self.options.to_config()}
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Keep the new models, except those of outliers, and what they cost."""

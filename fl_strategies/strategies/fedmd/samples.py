@@ -41,7 +41,17 @@ from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics, Scalar, shown
 
-_NOTES = "fedmd"
+logger = logging.getLogger("flwr.fl_strategies")
+
+NUM_RECORDS: Final = "num-records"
+SAMPLE_ID: Final = "sample-id"
+WHOLE_PARTY: Final = "all records of a party together have no protection"
+
+_NOTES: Final = "fedmd"
+_ID_BYTES: Final = 16
+_SAMPLE_NAME: Final = re.compile(r"[0-9a-f]{32}")
+_MOST_RECORDS: Final = 2**53
+_MOST_DRAWS_PER_RECORD: Final = 4
 
 
 class FedMDPartyState(PartyState):
@@ -102,18 +112,9 @@ class FedMDPartyState(PartyState):
         return f"{terms}; sample {self.sample_id}"
 
 
-logger = logging.getLogger("flwr.fl_strategies")
-
-NUM_RECORDS: Final = "num-records"
-SAMPLE_ID: Final = "sample-id"
-
-_NAME: Final = re.compile(r"[0-9a-f]{32}")
-_MOST_RECORDS: Final = 2**53
-
-
 def check_sample_id(value: object) -> str:
     """Return the name of a sample; raise `KnowledgeMismatch` if it is none."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not _SAMPLE_NAME.fullmatch(value):
         raise KnowledgeMismatch(
             f"FedMD: {SAMPLE_ID} must be 32 hexadecimal digits, got {str(value)[:40]!r}."
         )
@@ -208,12 +209,6 @@ class SampleBook:
         )
         delta = delta_at([(sample.event, times) for sample, times in drawn], 0.0)
         return SamplesOfParty(charges, delta, min(sizes))
-
-
-_ID_BYTES = 16
-_MOST_DRAWS_PER_RECORD = 4
-
-WHOLE_PARTY = "all records of a party together have no protection"
 
 
 def sample_records(
