@@ -431,9 +431,8 @@ class FedMDOptions(Options):
         if isinstance(self.release, LocalNoise):
             decided = replace(self.release, noise=self.release.kind_for(self.payload))
             object.__setattr__(self, "release", decided)
-            counted = self.consensus in ("class-weighted", "evidence")
             rule = "another one for release='ldp', which does not hide class counts"
-            require(not counted, "FedMD", "consensus", rule, self.consensus)
+            require(not self.sends_counts, "FedMD", "consensus", rule, self.consensus)
             clipped = self.payload == "logits"
             rule = "given for noisy logits" if clipped else "omitted unless logits get noise"
             norm = self.release.clipping_norm
