@@ -165,11 +165,7 @@ def match_layer(
 
 
 def match_gains(
-    vectors: FloatArray,
-    precisions: FloatArray,
-    units: Units,
-    prior: Prior,
-    num_parties: int,
+    vectors: FloatArray, precisions: FloatArray, units: Units, prior: Prior, num_parties: int
 ) -> FloatArray:
     """Return what each neuron adds to twice the log-posterior as each unit; then as new ones.
 
@@ -375,11 +371,7 @@ class PFNMParty(CountedParty):
         return party.rng(read_seed(config), "weights", read_round(config))
 
     def evaluate(
-        self,
-        party: Party,
-        received: Knowledge,
-        config: ConfigRecord,
-        state: PartyState,
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
     ) -> tuple[Learner, Metrics]:
         """Take the matched network, of whatever width, and measure it."""
         twin = receiver_of(party, received)

@@ -12,24 +12,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clients import TorchLearner, client_app
-from fl_strategies import (
-    FedAvg,
-    FedGen,
-    FedGenParty,
-    Generated,
-    KnowledgeStrategy,
-    Objective,
-)
+from fl_strategies import FedAvg, FedGen, FedGenParty, Generated, KnowledgeStrategy, Objective
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import DenseLayer
-from fl_strategies.strategies.fedgen import (
-    NAMES,
-    Adam,
-    Generator,
-    Heads,
-    diversity_loss,
-)
+from fl_strategies.strategies.fedgen import NAMES, Adam, Generator, Heads, diversity_loss
 from simulations.runtime.local import run_local
 from tests.toys import (
     TEST,

@@ -18,11 +18,7 @@ from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.planning import usual_components
 from fl_strategies.strategies.sums.options import SumPrivacy
-from fl_strategies.strategies.sums.regression import (
-    LEVELS,
-    Components,
-    fitted_shares,
-)
+from fl_strategies.strategies.sums.regression import LEVELS, Components, fitted_shares
 from fl_strategies.strategies.sums.summary import DIRECTION, is_direction
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local

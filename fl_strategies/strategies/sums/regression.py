@@ -86,9 +86,7 @@ class FedRegressionOptions(SumOptions):
     owner: ClassVar[str] = "FedRegression"
 
     num_components: int | None = option(
-        None,
-        "principal components of public rows; 0: as many as stand out from noise",
-        least=1,
+        None, "principal components of public rows; 0: as many as stand out from noise", least=1
     )
 
 

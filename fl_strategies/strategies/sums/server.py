@@ -40,12 +40,7 @@ from fl_strategies.strategies.sums.options import (
     mechanism_of,
     release_plan,
 )
-from fl_strategies.strategies.sums.summary import (
-    DIRECTION,
-    PartySums,
-    Summary,
-    is_direction,
-)
+from fl_strategies.strategies.sums.summary import DIRECTION, PartySums, Summary, is_direction
 from fl_strategies.strategies.weights.restraint import read_num_records
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar

@@ -422,10 +422,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         return counted, changed
 
     def _aggregate(
-        self,
-        nodes: Sequence[int],
-        weights: Sequence[LocalWeights],
-        model: Mapping[str, Array],
+        self, nodes: Sequence[int], weights: Sequence[LocalWeights], model: Mapping[str, Array]
     ) -> dict[str, Array]:
         """Return what Flower's class makes of weights that have a model's layout."""
         requests = {message.metadata.dst_node_id: message for message in self._sent}
