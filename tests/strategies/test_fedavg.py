@@ -104,17 +104,21 @@ def test_a_mean_that_is_no_model_is_refused(arrays: dict[str, Array], sentence: 
         as_layout(arrays, {"w": np.zeros(2)})
 
 
-def test_one_whole_batch_a_round_is_descent_on_the_pooled_records() -> None:
-    """The paper's FedSGD: means of gradients are the gradient of all records together."""
+@pytest.mark.parametrize("seed", [0, 1])
+def test_one_whole_batch_a_round_is_descent_on_the_pooled_records(seed: int) -> None:
+    """The paper's FedSGD: means of gradients are the gradient of all records together.
+
+    The seed decides the weights that all parties start from.
+    """
     factory = network()
-    strategy = toy_fedavg(learner_fn=factory)
+    strategy = toy_fedavg(learner_fn=factory, seed=seed)
     run(strategy, load_network_party(factory), num_rounds=4)
     parties = [toy_party(number, size) for number, size in enumerate(SIZES)]
     x, y = (np.concatenate([getattr(party, part) for party in parties]) for part in "xy")
 
     first = factory()
     assert isinstance(first, StartingLearner)
-    pooled = first.initialised(rng=derive_rng(0, "weights", "initial"))
+    pooled = first.initialised(rng=derive_rng(seed, "weights", "initial"))
     for rng in map(np.random.default_rng, range(4)):
         pooled.partial_fit(x, y, rng=rng, epochs=1)
 
