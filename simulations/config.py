@@ -342,14 +342,14 @@ def common_settings() -> Mapping[str, Setting]:
 
 
 def by_new_names(given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return settings by the names of today, and say which names are old."""
-    told = {key: value for key, value in given.items() if key not in RENAMED}
+    """Return settings by their current names; warn about old ones."""
+    current = {key: value for key, value in given.items() if key not in RENAMED}
     for old in given.keys() & RENAMED.keys():
         new, absent = RENAMED[old]
         if given[old] != absent:
             logger.warning("Settings: %s is now %s; the next release forgets it.", old, new)
-            told[new] = given[old]
-    return told
+            current[new] = given[old]
+    return current
 
 
 def as_published(given: Mapping[str, Value]) -> dict[str, Value]:

@@ -74,7 +74,7 @@ MOST_CLASSES = 12
 def is_able(
     factory: LearnerFactory, needs: tuple[type, ...], *, if_missing: bool = False
 ) -> bool:
-    """Tell whether a learner has what is needed; `if_missing`: where it is not installed."""
+    """Return whether a learner has what is needed, or `if_missing` if it is not installed."""
     try:
         learner = factory()
     except MissingExtra:
@@ -85,7 +85,7 @@ def is_able(
 
 
 def has_all(learner: Learner, needs: tuple[type, ...]) -> bool:
-    """Tell whether a learner has all protocols, and can travel as it is set if it must."""
+    """Return whether a learner has all protocols, and can travel as it is set if it must."""
     at_hand = PortableLearner not in needs or can_travel(learner)
     return at_hand and all(isinstance(learner, need) for need in needs)
 

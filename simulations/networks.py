@@ -33,16 +33,7 @@ EMBEDDING_UNITS: Final = 64
 
 def convolutional(row_shape: Shape, num_classes: int) -> nn.Module:
     """Return FedKT's network: two 5 x 5 convolutions, then 120 and 84 units."""
-    channels = _channels("convolutional", row_shape)
-    features = nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
+    features = _convolutions(_channels("convolutional", row_shape), (6, 16))
     first, second = LENET_UNITS
     return nn.Sequential(
         features,
@@ -56,18 +47,18 @@ def convolutional(row_shape: Shape, num_classes: int) -> nn.Module:
 
 def mnist_net(row_shape: Shape, num_classes: int) -> nn.Module:
     """Return the network for MNIST of the authors of AvgKD: 16 and 32 filters of 5 x 5."""
-    channels = _channels("mnist-net", row_shape)
-    features = nn.Sequential(
-        nn.Conv2d(channels, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
+    features = _convolutions(_channels("mnist-net", row_shape), (16, 32), padding=2)
     size = _num_outputs("mnist-net", features, row_shape)
     return nn.Sequential(features, nn.Linear(size, num_classes))
+
+
+def _convolutions(channels: int, widths: tuple[int, ...], *, padding: int = 0) -> nn.Sequential:
+    """Return convolutions of 5 x 5, each with ReLU and a pool that halves the image."""
+    layers = list[nn.Module]()
+    for width in widths:
+        layers += [nn.Conv2d(channels, width, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten())
 
 
 def mnist_mlp(row_shape: Shape, num_classes: int) -> nn.Module:

@@ -191,28 +191,20 @@ NUM_SUPERCLASSES: Final = 6
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImagePool:
-    """All images of a file, and which of them are for training and for testing.
-
-    Parameters
-    ----------
-    x, y : (n, height, width, channels) uint8, (n,) or (n, num_classes) int64
-    classes : tuple of str
-    task : "single-label" or "multi-label"
-    parts : Rows, optional
-        Rows of training, public (often none) and test images as the source splits them.
-    groups : (n,), optional
-        Writer, patient or the like of every image.
-    keep_groups : bool
-        Whether train, public and test may not share a group.
-    """
+    """All images of a file, and which of them are for training and for testing."""
 
     x: Array
+    """Bytes (n, height, width, channels)."""
     y: IntArray
+    """Class indices (n,), or labels (n, num_classes)."""
     classes: tuple[str, ...]
     task: Task = "single-label"
     parts: Rows | None = None
+    """Rows of training, public (often none) and test images as the source splits them."""
     groups: IntArray | None = None
+    """Writer, patient or the like of every image."""
     keep_groups: bool = False
+    """Whether train, public and test may not share a group."""
 
     def split(self, rng: np.random.RandomState, *, with_public: bool) -> Rows:
         """Return rows of train, public and test; without public rows, more of test."""

@@ -81,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_settings() -> dict[str, Value]:
-    """Return key and default of everything that a run may be told."""
+    """Return key and default of every setting that a run may have."""
     own = {key: default for key, default, _ in describe() if key not in SIMULATED}
     return {**FILE_SETTINGS, **own}
 

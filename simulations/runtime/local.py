@@ -84,7 +84,7 @@ class InMemoryGrid(Grid):
     num_workers : int (default: 1)
         Processes that serve nodes, until `close` ends them. Results do not depend on it.
     watch : Watch, optional
-        Is told of every answer, and how long the parties took.
+        Follows every answer, and measures how long the parties take.
     """
 
     def __init__(

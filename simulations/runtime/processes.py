@@ -78,12 +78,12 @@ class Processes:
         self, family: set[int], number: signal.Signals, *, all_of_them: bool
     ) -> set[int]:
         """Signal processes, and those that they start meanwhile; return who is left."""
-        told: set[int] = set()
+        signalled: set[int] = set()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while family and time.monotonic() < deadline:
-            for pid in family - told:
+            for pid in family - signalled:
                 send_signal(pid, number)
-            told |= family
+            signalled |= family
             time.sleep(_POLL_SECONDS)
             living = self.living()
             family = living if all_of_them else living & (family | _below(family))
