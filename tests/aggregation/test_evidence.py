@@ -573,10 +573,7 @@ def test_classes_without_counts_are_weighted_uniformly() -> None:
         np.ones(2),
         np.ones(3, np.float32),
         np.ones((3, 1)),
-        np.array([1.0, np.nan, 1.0]),
-        np.array([1.0, -1.0, 1.0]),
-        np.array([1.0, np.inf, 1.0]),
-        np.array([1.0, 1e20, 1.0]),
+        *(np.array([1.0, impossible, 1.0]) for impossible in (np.nan, -1.0, np.inf, 1e20)),
     ],
 )
 def test_impossible_counts_are_refused(counts: np.ndarray) -> None:

@@ -64,20 +64,10 @@ def answer(
 # A hostile server: what it sends.
 
 WRONG = [
-    np.full((2, 2), np.nan, np.float32),
-    np.full((2, 2), np.inf, np.float32),
-    np.full((2, 2), 5e-324),
-    np.full((2, 2), 1e300),
-    np.ones((2, 2), np.float16),
-    np.ones((2, 2), np.longdouble),
-    np.ones((2, 2), np.complex64),
-    np.ones((2, 2), ">f4"),
-    np.ones((2, 3), np.float32),
-    np.ones((2, 0), np.float32),
-    np.ones((0, 2), np.float32),
-    np.ones(2, np.float32),
-    np.ones((2, 2, 1), np.float32),
-    np.ones((), np.float32),
+    *(np.full((2, 2), value, np.float32) for value in (np.nan, np.inf)),
+    *(np.full((2, 2), value) for value in (5e-324, 1e300)),
+    *(np.ones((2, 2), kind) for kind in (np.float16, np.longdouble, np.complex64, ">f4")),
+    *(np.ones(shape, np.float32) for shape in ((2, 3), (2, 0), (0, 2), (2,), (2, 2, 1), ())),
 ]
 
 
@@ -254,16 +244,10 @@ def test_a_careful_party_answers_with_its_own_noise_only(
 # A hostile party.
 
 FLOODS = [
-    np.full((3, 3), -(2**31), np.int32),
-    np.full((3, 3), 2**31 - 1, np.int32),
+    *(np.full((3, 3), value, np.int32) for value in (-(2**31), 2**31 - 1)),
     np.array([[DIRECTION, 1, 0], [0, 0, 0], [0, 0, 0]], np.int32),
-    np.zeros((3, 3), np.int64),
-    np.zeros((3, 3), ">i4"),
-    np.zeros((3, 3), np.float32),
-    np.zeros((3, 3), bool),
-    np.zeros((3, 3, 1), np.int32),
-    np.zeros((0, 3), np.int32),
-    np.zeros((), np.int32),
+    *(np.zeros((3, 3), kind) for kind in (np.int64, ">i4", np.float32, bool)),
+    *(np.zeros(shape, np.int32) for shape in ((3, 3, 1), (0, 3), ())),
 ]
 
 

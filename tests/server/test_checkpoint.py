@@ -1,7 +1,7 @@
 """A killed run is resumed: same bits, nobody asked twice, no noise drawn twice."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,21 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from tests.kept import NUM_PARTIES, Killed, MortalGrid, bits, build, figures, journal_app, start
 from tests.toys import CentroidLearner, common_options, load_toy_party, load_with
+
+PRIVATE: Sequence[tuple[str, dict[str, Any]]] = (
+    ("fedkt", {"privacy_level": "L2", "gamma": 0.5}),
+    ("fedkd", {"weights": "noisy-counts", "gamma": 1.0, "num_levels": 256}),
+    ("fedmd", {"release": "nfdp", "num_samples": 10}),
+    ("fedmd", {"release": "ldp", "noise": "gumbel", "gamma": 1.0}),
+)
+
+
+class Lossy(MortalGrid):
+    """The server dies after the first reply has been made, and before it has it."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        super().pull_messages(message_ids)
+        raise Killed
 
 
 def check_ledger(
@@ -111,11 +126,6 @@ def test_a_question_that_was_answered_costs_nothing_again(tmp_path: Path) -> Non
     options: dict[str, Any] = {"privacy_level": "L2", "gamma": 0.5}
     app = journal_app(tmp_path / "parties")
 
-    class Lossy(MortalGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-            super().pull_messages(message_ids)
-            raise Killed
-
     with pytest.raises(Killed):
         start(build("fedkt", tmp_path / "run", **options), Lossy(app), 1)
     (spent,) = (tmp_path / "parties").glob("*/*.jsonl")
@@ -196,10 +206,8 @@ def test_a_round_that_failed_delivers_nothing_until_it_is_complete(tmp_path: Pat
     with pytest.raises(NotEnoughParties):
         start(build("fedmd", tmp_path / "run", min_parties=3), first, 2)
     assert not any(first.asked["evaluate", 2, node] for node in first.get_node_ids())
-    second, resumed = (
-        MortalGrid(app),
-        build("fedmd", tmp_path / "run", min_parties=3, resume=True),
-    )
+    second = MortalGrid(app)
+    resumed = build("fedmd", tmp_path / "run", min_parties=3, resume=True)
     result = start(resumed, second, 2)
 
     assert {kind for kind, _, _ in second.asked} == {"train", "evaluate"}
@@ -209,17 +217,7 @@ def test_a_round_that_failed_delivers_nothing_until_it_is_complete(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("fedkt", {}),
-        ("fedkt", {"privacy_level": "L2", "gamma": 0.5}),
-        ("fedkd", {}),
-        ("fedkd", {"weights": "noisy-counts", "gamma": 1.0, "num_levels": 256}),
-        ("fedmd", {}),
-        ("fedmd", {"release": "nfdp", "num_samples": 10}),
-        ("fedmd", {"release": "ldp", "noise": "gumbel", "gamma": 1.0}),
-        ("fedavg", {}),
-        ("pkd", {}),
-    ],
+    [*PRIVATE, *((name, {}) for name in ("fedkt", "fedkd", "fedmd", "fedavg", "pkd"))],
 )
 def test_a_round_that_failed_is_paid_for(
     name: str, options: dict[str, Any], tmp_path: Path
@@ -281,27 +279,12 @@ def build_and_run(name: str, app: ClientApp, **options: Any) -> KnowledgeStrateg
     return strategy
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fedmd", {"release": "nfdp", "num_samples": 10}),
-        ("fedmd", {"release": "ldp", "noise": "gumbel", "gamma": 1.0}),
-        ("fedkt", {"privacy_level": "L2", "gamma": 0.5}),
-        ("fedkd", {"weights": "noisy-counts", "gamma": 1.0, "num_levels": 256}),
-        ("fedavg", {}),
-        ("avgkd", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [*PRIVATE, ("fedavg", {}), ("avgkd", {})])
 def test_answers_that_were_lost_are_counted(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Parties that keep nothing may have drawn twice, and the ledger is never behind."""
     app = client_app(load_toy_party)
-
-    class Lossy(MortalGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-            super().pull_messages(message_ids)
-            raise Killed
 
     with pytest.raises(Killed):
         start(build(name, tmp_path, **options), Lossy(app), 1)
@@ -367,6 +350,11 @@ MORE = {"model_fns": {"another": CentroidLearner}}
 PUBLIC = common_options(NUM_PARTIES)["public"]
 
 
+def each(**settings: Any) -> list[dict[str, Any]]:
+    """Return changes of one setting each."""
+    return [{name: value} for name, value in settings.items()]
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "changes"),
     [
@@ -374,19 +362,10 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
             "fedkt",
             L1,
             [
-                {"gamma": 0.01},
-                {"noise": "laplace"},
-                {"delta": 1e-3},
+                *each(gamma=0.01, noise="laplace", delta=1e-3, seeded_noise=True, seed=1),
+                *each(max_epsilon=99.0, num_splits=3, num_teachers=2, num_queries=5),
+                *each(public=PUBLIC[1:], exchange="models", learner_name="other"),
                 {"gamma": None, "sigma": 9.0, "noise": "gaussian"},
-                {"seeded_noise": True},
-                {"max_epsilon": 99.0},
-                {"num_splits": 3},
-                {"num_teachers": 2},
-                {"num_queries": 5},
-                {"public": PUBLIC[1:]},
-                {"exchange": "models"},
-                {"seed": 1},
-                {"learner_name": "other"},
                 {"gamma": None, "target_epsilon": 3.0},
             ],
         ),
@@ -395,16 +374,9 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
             "fedkd",
             {"gamma": 1.0, "weights": "uniform"},
             [
-                {"gamma": 9.0},
-                {"loss": "l2"},
+                *each(gamma=9.0, loss="l2", delta=1e-3, max_epsilon=1e9, weights="counts"),
+                *each(clip=2.0, num_levels=None, rounding="stochastic", distill_epochs=2),
                 {"noise": "gaussian", "gamma": None, "sigma": 1.0},
-                {"delta": 1e-3},
-                {"max_epsilon": 1e9},
-                {"weights": "counts"},
-                {"clip": 2.0},
-                {"num_levels": None},
-                {"rounding": "stochastic"},
-                {"distill_epochs": 2},
                 {"loss": "kl", "temperature": 2.0},
                 {"scale": "max"},
             ],
@@ -418,29 +390,20 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
             "fedmd",
             LDP,
             [
-                {"sigma": 8.0},
+                *each(sigma=8.0, delta=1e-3, max_epsilon=1e9, payload="argmax"),
                 {"noise": "laplace", "sigma": None, "gamma": 1.0},
-                {"delta": 1e-3},
-                {"max_epsilon": 1e9},
-                {"payload": "argmax"},
                 {"seeded_noise": True},
             ],
         ),
         ("fedmd", {}, [{"pretrained": {"w": np.zeros(2)}}, {"pretrained": {"w": np.ones(2)}}]),
-        ("fedmd", NFDP, [{"num_samples": 5}, {"with_replacement": False}]),
+        ("fedmd", NFDP, each(num_samples=5, with_replacement=False)),
         (
             "fedmd",
             {},
             [
-                LDP,
-                NFDP,
-                {"consensus": "median", "payload": "softmax"},
-                {"epochs_digest": 3},
-                {"epochs_initial": 3},
-                {"epochs_revisit": 3},
-                {"num_public": 4},
-                {"consensus": "mean"},
-                {"class_share": "none"},
+                *each(epochs_digest=3, epochs_initial=3, epochs_revisit=3, num_public=4),
+                *each(consensus="mean", class_share="none"),
+                *(LDP, NFDP, {"consensus": "median", "payload": "softmax"}),
             ],
         ),
         ("akd", {}, [{"target_loss": "cross-entropy"}, MORE]),
@@ -451,11 +414,8 @@ def test_every_setting_is_part_of_what_a_run_is(
     name: str, settings: dict[str, Any], changes: list[dict[str, Any]]
 ) -> None:
     """A run that went on with less noise, or charged for more, would report a wrong epsilon."""
-    known = [json.dumps(build(name, **settings).identity(), sort_keys=True)]
-    known += [
-        json.dumps(build(name, **{**settings, **change}).identity(), sort_keys=True)
-        for change in changes
-    ]
+    strategies = [build(name, **{**settings, **change}) for change in ({}, *changes)]
+    known = [json.dumps(one.identity(), sort_keys=True) for one in strategies]
 
     assert len(set(known)) == len(known)
     again = build(name, **settings, max_wait=1.0, max_reply_bytes=10)
