@@ -112,9 +112,9 @@ def require_argument(owner: str, name: str, known: Collection[str], hint: str = 
 got 'num_partys'. Did you mean 'num_parties'?
     """
     if name not in known:
-        told = hint or nearest(name, known)
+        advice = hint or nearest(name, known)
         raise InvalidParameter(
-            f"{owner}: the argument must be a known one, got {name!r}. {told}"
+            f"{owner}: the argument must be a known one, got {name!r}. {advice}"
         )
 
 

@@ -472,7 +472,7 @@ def _unsupported(
 
 
 def can_travel(learner: object) -> bool:
-    """Tell whether a learner's models can become arrays, before any is trained.
+    """Return whether a learner's models can become arrays, before any is trained.
 
     A learner that has the methods for some models only says so by an attribute `travels`.
     """

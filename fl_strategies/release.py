@@ -64,7 +64,7 @@ class Price:
     training : charges
         The part of `record` that private training spends by itself.
     unprotected : tuple of str
-        Why nothing protects what the server was told, reason by reason.
+        Why nothing protects what the server receives, reason by reason.
     answers : charges
         Of one answer of every party, in the run's ledger; entered as often as the round was
         asked, also if it failed.

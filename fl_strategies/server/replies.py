@@ -102,8 +102,8 @@ _SHARES: Final = frozenset(
 )
 
 
-def clean_metrics(told: Mapping[str, float]) -> dict[str, float]:
-    """Return what of a party's figures can be true; the rest counts as not told.
+def clean_metrics(reported: Mapping[str, float]) -> dict[str, float]:
+    """Return the reported metrics that can be true; the rest counts as not reported.
 
     NaN is what an honest party says where it has nothing to measure, and epsilon is
     infinite where nothing is promised.
@@ -113,7 +113,7 @@ def clean_metrics(told: Mapping[str, float]) -> dict[str, float]:
     >>> clean_metrics({"accuracy": 1e308, "num-examples": float("inf"), "auc": 0.5})
     {'auc': 0.5}
     """
-    return {name: value for name, value in told.items() if _can_be(name, value)}
+    return {name: value for name, value in reported.items() if _can_be(name, value)}
 
 
 def _can_be(name: str, value: float) -> bool:
@@ -128,7 +128,7 @@ def _is_nan(value: float) -> bool:
 
 
 def _range_of(name: str) -> tuple[float, float]:
-    """Return the smallest and the largest value that a figure can have."""
+    """Return the smallest and the largest value that a metric can have."""
     if name in _SHARES or name.startswith("delta-"):
         return 0.0, 1.0
     if name.startswith("epsilon-"):
@@ -143,7 +143,7 @@ def aggregate_metrics(parties: Sequence[Mapping[str, float]]) -> dict[str, float
     """Combine the metrics of all parties key by key.
 
     A key that some party lacks counts as NaN there: ignored by totals and means, infinite
-    in privacy figures.
+    in privacy metrics.
 
     Examples
     --------
@@ -356,7 +356,7 @@ MAX_ERROR: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class PartyReport:
-    """What one party has told about itself."""
+    """Metrics that one party has reported about itself."""
 
     learner_name: str
     train: Metrics
@@ -443,14 +443,14 @@ def cut_short(reason: str) -> str:
 
 
 def metrics_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
-    """Return each party's own figure of its task, in the order of ``partition-ids``."""
+    """Return each party's own metric of its task, in the order of ``partition-ids``."""
     ids = [float(reply.partition_id) for reply in replies]
-    figures = {
+    metrics = {
         f"{name}-by-party": [float(reply.metrics.get(name, math.nan)) for reply in replies]
         for name in METRICS.values()
         if any(name in reply.metrics for reply in replies)
     }
-    return {keys.PARTITION_IDS: ids, **figures}
+    return {keys.PARTITION_IDS: ids, **metrics}
 
 
 S = TypeVar("S")

@@ -120,11 +120,11 @@ class State:
     def note(self, replies: Iterable[PartyReply[None]], *, evaluated: bool) -> None:
         """Keep what parties report: after training also what their releases have cost."""
         for reply in replies:
-            party, told = reply.partition_id, reply.metrics
+            party, metrics = reply.partition_id, reply.metrics
             report = self.parties.setdefault(party, PartyReport(reply.learner_name, {}, {}))
-            (report.evaluate if evaluated else report.train).update(told)
+            (report.evaluate if evaluated else report.train).update(metrics)
             if not evaluated:
-                price = {key: told[key] for key in PRICE if key in told}
+                price = {key: metrics[key] for key in PRICE if key in metrics}
                 self.prices.setdefault(self.round, {})[party] = price
 
     def restore(self, values: Mapping[str, Any]) -> None:

@@ -197,7 +197,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     it. A round calls the hooks in this order:
 
     1. `begin_round` makes ready; `nodes_for_round` chooses among the connected parties.
-    2. `party_config` is what every party is told, `knowledge_for` what one learns from.
+    2. `party_config` is sent to every party, `knowledge_for` is what one learns from.
     3. `check` parses a reply, which is hostile until then, and changes nothing; `add` takes
        what it returns, in any order; `exclude` names replies that do not fit the others.
     4. The price of the round is charged, by the `ReleasePlan` that the property `plan`
@@ -262,7 +262,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         Resume the run in `checkpoint_dir`, if there is one. Parties are not asked again
         for what has arrived, and the result is the same to the bit.
     on_round : callable or list of callables, optional
-        Called as `on_round(number, metrics)` after each round, with the round's figures by
+        Called as `on_round(number, metrics)` after each round, with the round's metrics by
         names such as ``"train/epsilon-example"``; see docs/tracking.md. An exception in it is
         logged once and ends nothing. The last round may come again after a resume.
 
@@ -898,7 +898,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             logger.warning("%s: not everybody has the model. %s", self.name, named)
 
     def _end_round(self, judged: Mapping[str, Any] | None = None) -> None:
-        """Tell the user's functions what this round came to."""
+        """Call the user's functions with the metrics of this round."""
         history = {phase: of.get(self.round_) for phase, of in self.state.history.items()}
         self._callbacks.end(self.round_, len(self.rejected_), **history, server=judged)
 
