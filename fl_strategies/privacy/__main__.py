@@ -161,17 +161,15 @@ def answer_epsilon(options: argparse.Namespace) -> Answer:
         f"noise: {event.noise}, scale {event.scale:g}",
         *(f"  {name:20} {_number(value)}" for name, value in found.items()),
     ]
-    return _with_warnings(report, lines, _epsilon_warnings(options, epsilon))
-
-
-def _epsilon_warnings(options: argparse.Namespace, epsilon: float) -> list[str]:
     parties = options.voters if options.unit == "party" else None
     warnings = _size_warnings(epsilon, options.delta, parties)
     if parties is not None and parties < FEW_PARTIES:
         warnings.append(
             f"With fewer than {FEW_PARTIES} parties, noise that hides one spoils the labels."
         )
-    return warnings + ([] if options.votes is None else [_NOT_PUBLISHABLE])
+    if votes is not None:
+        warnings.append(_NOT_PUBLISHABLE)
+    return _with_warnings(report, lines, warnings)
 
 
 def _size_warnings(epsilon: float, delta: float, units: int | None) -> list[str]:

@@ -402,13 +402,6 @@ def _runs_of(entries: Iterable[tuple[DPSGDEvent, int]]) -> Runs:
     return tuple(sorted((*kind, n) for kind, n in steps.items()))
 
 
-def _sgd_curve(runs: Runs, replace: bool) -> Curve:
-    law = sgd_distribution(runs)
-    if replace:
-        return _doubled(law)
-    return Curve(partial(sgd_epsilon, runs), partial(_delta_of, law))
-
-
 def _joined_curve(runs: Runs, losses: Mapping[Loss, int]) -> Curve | None:
     """Return the curve of DP-SGD and releases of bounded loss together, if there is one."""
     laws = _laws_of(losses)
@@ -481,7 +474,9 @@ def _compose(
     curves = _noise_curves(losses, adaptive)
     if runs:
         composed = _runs_of(runs)
-        training = _sgd_curve(composed, mixed)
+        law = sgd_distribution(composed)
+        training = Curve(partial(sgd_epsilon, composed), partial(_delta_of, law))
+        training = _doubled(law) if mixed else training
         joined = None if mixed or adaptive else _joined_curve(composed, losses)
         curves = {"basic": _summed(training, curves.values())} if noisy else {"pld": training}
         if joined is not None:

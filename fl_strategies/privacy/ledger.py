@@ -178,7 +178,9 @@ class PrivacyLedger:
             fits = other.unit in (self.unit, "party")
             require(fits, _OWNER, "unit", f"{self.unit!r} or 'party'", other.unit)
             for event, tally in other._tallies.items():
-                own = event if other.unit == self.unit else _of_examples(event)
+                own = event
+                if other.unit != self.unit:
+                    own = replace(as_replace_one(event), unit="example")
                 old = tallies.get(own, _Tally(0, 0))
                 count, batches = old.count + tally.count, old.batches + tally.batches
                 tallies[own] = _Tally(min(count, MOST), min(batches, MOST))
@@ -304,10 +306,6 @@ class PrivacyLedger:
         return "\n".join(lines)
 
 
-def _of_examples(event: PrivacyEvent) -> PrivacyEvent:
-    return replace(as_replace_one(event), unit="example")
-
-
 def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:
     if all(loss_of(e).mu is not None and loss_of(e).pure is None for e in tallies):
         return False  # Gaussian noise composes exactly, however it was asked for
@@ -400,21 +398,20 @@ def _guarantee(ledger: PrivacyLedger, claim: Claim) -> str:
     blanked = relations == {"add-remove-one"}
     change = _CHANGED["add-remove-one" if blanked else "replace-one"]
     unit, units, epsilon = _NOUN[ledger.unit], _NOUNS[ledger.unit], _rounded_up(claim.epsilon)
-    return (
+    guarantee = (
         f"differential privacy with epsilon {epsilon:g} and delta {claim.delta:g}, proved "
         f"by the method {claim.method!r} without looking at the data. This means: "
         f"{change.format(unit=unit, units=units)}, the chance of any conclusion from what "
         f"was released would change by a factor of at most {_factor(epsilon)}, except for "
-        f"a chance of {claim.delta:g}." + (_if_replaced(ledger) if blanked else "")
+        f"a chance of {claim.delta:g}."
     )
-
-
-def _if_replaced(ledger: PrivacyLedger) -> str:
+    if not blanked:
+        return guarantee
     stronger = accountant.claim(
         ledger.entries, ledger.delta, adaptive=ledger.adaptive, replaced=True
     )
     return (
-        f" Had one {_NOUN[ledger.unit]} been replaced by any other, epsilon is "
+        f"{guarantee} Had one {unit} been replaced by any other, epsilon is "
         f"{_rounded_up(stronger.epsilon):g} at the same delta."
     )
 
@@ -425,7 +422,12 @@ def _rounded_up(epsilon: float) -> float:
 
 def _warnings(ledger: PrivacyLedger, claim: Claim) -> Iterable[str]:
     if any(event.seeded for event, _ in ledger.entries):
-        yield _seeded_warning(ledger)
+        secret = [(replace(event, seeded=False), count) for event, count in ledger.entries]
+        ideal = accountant.claim(secret, ledger.delta, adaptive=ledger.adaptive).epsilon
+        yield (
+            "seeded: not private. The noise can be computed again by whoever knows the seed; "
+            f"with secret noise epsilon would be {ideal:.4g}."
+        )
     by_party = ledger.unit == "party"
     population = ledger.num_parties if by_party else ledger.num_records
     if population is not None and ledger.delta >= 1 / population:
@@ -440,15 +442,6 @@ def _warnings(ledger: PrivacyLedger, claim: Claim) -> Iterable[str]:
             f"with {population} parties, fewer than {FEW_PARTIES}, no noise hides a "
             f"party and keeps the answers useful."
         )
-
-
-def _seeded_warning(ledger: PrivacyLedger) -> str:
-    secret = [(replace(event, seeded=False), count) for event, count in ledger.entries]
-    ideal = accountant.claim(secret, ledger.delta, adaptive=ledger.adaptive).epsilon
-    return (
-        "seeded: not private. The noise can be computed again by whoever knows the seed; "
-        f"with secret noise epsilon would be {ideal:.4g}."
-    )
 
 
 def _factor(epsilon: float) -> str:
