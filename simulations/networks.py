@@ -15,7 +15,6 @@ from simulations.data.texts import MAX_TOKENS, PADDING
 try:
     import torch
     from torch import Tensor, nn
-    from torch.func import functional_call
 except ImportError as error:
     raise MissingExtra("networks", "torch", "torch") from error
 
@@ -231,14 +230,25 @@ def _channels(owner: str, row_shape: Shape) -> int:
     return row_shape[0]
 
 
+@torch.no_grad()
 def _num_outputs(owner: str, features: nn.Sequential, row_shape: Shape) -> int:
-    """Return how many numbers layers make of an image, by shapes alone: nothing is computed."""
-    weights = {name: value.to("meta") for name, value in features.state_dict().items()}
-    image = torch.empty(1, *row_shape, device="meta")
+    """Return how many numbers layers make of an image; one channel of it is tried.
+
+    Convolutions move over an image as pools do, and all their channels alike, so that a wide
+    one takes no more memory here than a narrow one.
+    """
+    channels, image = row_shape[0], torch.zeros(1, 1, *row_shape[1:], device="cpu")
     try:
-        size = int(functional_call(features.eval(), weights, image).numel())
+        for layer in features:
+            moving = layer
+            if isinstance(layer, nn.Conv2d):
+                channels = layer.out_channels
+                moving = nn.AvgPool2d(layer.kernel_size, layer.stride, layer.padding)  # type: ignore[arg-type]
+            if isinstance(moving, nn.AvgPool2d | nn.MaxPool2d | nn.ReplicationPad2d):
+                image = moving(image)
     except RuntimeError:
-        size = 0
-    features.train()
-    require(size > 0, owner, "a row", "an image large enough for all layers", row_shape)
-    return size
+        image = torch.empty(0)
+    require(
+        image.numel() > 0, owner, "a row", "an image large enough for all layers", row_shape
+    )
+    return channels * image.numel()
