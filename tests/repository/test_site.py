@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -13,6 +14,7 @@ import clients
 import fl_strategies
 import fl_strategies.options
 import fl_strategies.privacy
+from fl_strategies.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -37,10 +39,11 @@ LAST_LINE_BEFORE_CODE = 36
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One after another, and print what stands behind them."""
+    """One after another, and print what stands behind them; what they register goes again."""
     example = "\n".join(EXAMPLE.findall(page.read_text("utf-8")))
 
-    exec(compile(example, page.name, "exec"), {"__name__": page.stem})  # noqa: S102 - our text
+    with mock.patch.dict(REGISTRY):
+        exec(compile(example, page.name, "exec"), {"__name__": page.stem})  # noqa: S102 - our text
 
     printed = capsys.readouterr().out.splitlines()
     promised = PROMISED.findall(example)
