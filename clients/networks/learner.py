@@ -152,6 +152,12 @@ class TorchLearner:
         processor that is available. Equal bits for equal seeds are promised on the
         processor only.
 
+    Attributes
+    ----------
+    steps_taken, epochs_trained : int
+        Of the last call that learned, until it was stopped; 0 before the first. With early
+        stopping they depend on the records, and so are as private as these.
+
     Examples
     --------
     >>> x, y = np.repeat(np.eye(3), 20, axis=0), np.repeat(np.arange(3), 20)
@@ -178,8 +184,8 @@ class TorchLearner:
     validation_share: float = 0.0
     device: DeviceName = "cpu"
     _device: torch.device = field(default=CPU, init=False, repr=False)
-    _steps_taken: int = field(default=0, init=False, repr=False)
-    _epochs_trained: int = field(default=0, init=False, repr=False)
+    steps_taken: int = field(default=0, init=False, repr=False)
+    epochs_trained: int = field(default=0, init=False, repr=False)
     _module: nn.Module | None = field(default=None, init=False, repr=False)
     _row_shape: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
@@ -187,19 +193,6 @@ class TorchLearner:
         """Check the settings."""
         _check_settings(self)
         self._device = find_device(self.device)
-
-    @property
-    def steps_taken(self) -> int:
-        """Optimizer steps of the last call that learned; 0 before the first."""
-        return self._steps_taken
-
-    @property
-    def epochs_trained(self) -> int:
-        """Epochs of the last call that learned, until it was stopped; 0 before the first.
-
-        With early stopping they depend on the records, and so are as private as these.
-        """
-        return self._epochs_trained
 
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
@@ -356,7 +349,7 @@ class TorchLearner:
         epochs: int = 0,
     ) -> Self:
         self._module, self._row_shape = module.eval(), row_shape
-        self._steps_taken, self._epochs_trained = steps, epochs
+        self.steps_taken, self.epochs_trained = steps, epochs
         return self
 
     def _fitted(self) -> nn.Module:

@@ -23,15 +23,12 @@ from fl_strategies.learners import (
     require_features,
     require_guided,
 )
+from tests.clients.digits import generator
 
 RATE, EPOCHS = 0.05, 3
 RNG = np.random.default_rng(0)
 X: Array = RNG.normal(size=(40, 6)).astype(np.float32)
 Y: IntArray = RNG.integers(3, size=40)
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def perceptron() -> nn.Module:

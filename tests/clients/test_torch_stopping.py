@@ -15,6 +15,7 @@ from clients.networks.private import DPTorchLearner
 from clients.networks.training import STOPPING_LOSSES, EarlyStopping, hold_out
 from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidParameter
+from tests.clients.digits import generator
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(120, 6)).astype(np.float32)
@@ -38,10 +39,6 @@ def with_buffers() -> nn.Module:
 def learner(module_fn: Callable[[], nn.Module] = perceptron, **settings: Any) -> TorchLearner:
     usual = {"epochs": EPOCHS, "validation_share": 0.25, "patience": 4, "learning_rate": 0.01}
     return TorchLearner(module_fn, num_classes=2, **{**usual, **settings})
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def mistakes(model: TorchLearner, x: Array, y: Array) -> float:
