@@ -44,7 +44,7 @@ def fedmd(num_rounds: int, **change: Value) -> Settings:
 
     Its model learns the mean of scores, which shows every answer that is missing.
     """
-    return Settings.fromrun_config(
+    return Settings.from_run_config(
         FEDKT.to_run_config(),
         strategy="fedmd",
         num_server_rounds=num_rounds,
@@ -60,7 +60,7 @@ def faulty_federation(
     folder: Path, num_parties: int = FEDKT.num_parties, *, learner: str = FEDKT.learner
 ) -> Prepared:
     """Prepare parties that fail when they are told to; see `plan`."""
-    settings = Settings.fromrun_config(FEDKT.to_run_config(), num_parties=num_parties)
+    settings = Settings.from_run_config(FEDKT.to_run_config(), num_parties=num_parties)
     prepared = prepare(settings, folder, formats=["npz"])
     for member in prepared.members:
         shutil.copy(faulty.__file__, member.folder / "faulty.py")
