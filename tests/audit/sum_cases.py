@@ -9,12 +9,12 @@ import pytest
 
 from fl_strategies._util import Array, IntArray
 from fl_strategies.learners import Task
-from fl_strategies.privacy.audit import SIGNIFICANCE, AuditResult
 from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source, discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import Summary
+from tests.audit.mechanisms import SIGNIFICANCE, AuditResult
 
 EPSILON = 5.0
 

@@ -16,17 +16,6 @@ from scipy import stats
 from fl_strategies._util import Array
 from fl_strategies.aggregation.votes import add_votes, consistent_labels
 from fl_strategies.errors import InvalidData, InvalidParameter
-from fl_strategies.privacy.audit import (
-    SIGNIFICANCE,
-    AuditResult,
-    audit,
-    audit_all,
-    audit_queries,
-    class_chances,
-    corrected,
-    fit,
-    lower_bounds,
-)
 from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.mechanisms import (
     ConfidentNoisyMax,
@@ -39,6 +28,17 @@ from fl_strategies.privacy.mechanisms import (
     continuous_gaussian,
     continuous_laplace,
     discrete_laplace,
+)
+from tests.audit.mechanisms import (
+    SIGNIFICANCE,
+    AuditResult,
+    audit,
+    audit_all,
+    audit_queries,
+    class_chances,
+    corrected,
+    fit,
+    lower_bounds,
 )
 from tests.audit.sum_cases import caught_by
 

@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord
 from fl_strategies import FedKTParty, Party
 from fl_strategies.aggregation.votes import CLASS_COUNTS
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.audit import lower_bounds
 from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import unpack_labels
+from tests.audit.mechanisms import lower_bounds
 from tests.toys import CentroidLearner, toy_fedkt
 
 RUNS = 1000

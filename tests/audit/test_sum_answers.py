@@ -10,12 +10,12 @@ from fl_strategies import Knowledge, Party
 from fl_strategies._util import Array, content_hash
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy import noise
-from fl_strategies.privacy.audit import AuditResult, audit_sums
 from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY
 from fl_strategies.strategies.sums import party as party_side
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.wire import keys
+from tests.audit.mechanisms import AuditResult, audit_sums
 from tests.audit.sum_cases import (
     CASES,
     calibrated,

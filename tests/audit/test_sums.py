@@ -11,12 +11,12 @@ import pytest
 
 from fl_strategies import FedHistogram, FedRegression, Knowledge
 from fl_strategies._util import Array, IntArray
-from fl_strategies.privacy.audit import AuditResult, audit, audit_sums
 from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.sums import party, server
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import LEVELS, Components
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, direction
+from tests.audit.mechanisms import AuditResult, audit, audit_sums
 from tests.audit.sum_cases import (
     BROKEN,
     CASES,

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fl_strategies
-from fl_strategies.privacy import audit as audit_suite
 from fl_strategies.privacy.__main__ import BOUNDS, main
 from fl_strategies.privacy.bounds.moments import data_dependent_epsilon
 from fl_strategies.privacy.bounds.theorems import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import NoisyMaxEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import NoisyMax
+from tests.audit import mechanisms as audit_suite
 
 Captured = pytest.CaptureFixture[str]
 ADULT = (
