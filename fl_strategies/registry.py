@@ -95,6 +95,21 @@ def find_algorithm(name: str) -> Algorithm:
     return known[name]
 
 
+DEFAULT_STRATEGY: Final = FedKD.name
+"""Of a run that names none."""
+DEMO_STRATEGY: Final = FedKT.name
+"""Of a deployment on one machine, to look at."""
+REFERENCES: Final = (FedHistogram.name, FedRegression.name, FedKD.name)
+"""Strategies that curves of private ones also show without privacy."""
+PRIVATE_VARIANTS: Final = tuple(
+    variant
+    for unit in ("example", "party")
+    for kind in (FedHistogram, FedRegression, FedKT, FedMD, FedKD)
+    for variant in kind.private_variants
+    if variant.unit == unit
+)
+"""What comparisons run at a budget, in the order in which they show it."""
+
 PLANNERS: Final[Sequence[Planner]] = (
     Histogram(level="L2"),
     Regression(level="L2"),

@@ -1,10 +1,11 @@
 """Declare once, for both sides, what leaves a party, what protects it and what it costs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from fl_strategies.learners import LearnerFactory, PrivateLearner, Task
+from fl_strategies.options import Scalar
 from fl_strategies.privacy.events import NonPrivateEvent, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges
@@ -24,6 +25,69 @@ AUDIENCES: Final[Mapping[str, str]] = {
 def open_charges(*reasons: str, unit: Unit = "example") -> Charges:
     """Return the price of what leaves without noise, one event per reason."""
     return tuple((NonPrivateEvent(unit=unit, reason=reason), 1) for reason in reasons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateVariant:
+    """A strategy with noise that can keep to any budget, for `compare` and `curve` to run.
+
+    Parameters
+    ----------
+    name : str
+    unit : "party" or "example"
+        Who is protected.
+    decided : mapping
+        The strategy and its kind of privacy, which users cannot change.
+    usual : mapping
+        Settings that suit it, unless users choose others.
+    shares : mapping
+        Settings that are a share of the budget, unless users choose others.
+    sample : str
+        Setting that, instead of noise, limits what a party learns from: as many records as
+        the budget affords the smallest party.
+    note : str
+        What readers of its results must know.
+    """
+
+    name: str
+    unit: Unit
+    decided: Mapping[str, Scalar]
+    usual: Mapping[str, Scalar] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    sample: str = ""
+    note: str = ""
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy."""
+        return str(self.decided["strategy"])
+
+
+def variants_at(strategy: str, *levels: str) -> tuple[PrivateVariant, ...]:
+    """Return a strategy at levels of privacy, which say who adds the noise."""
+    return tuple(
+        PrivateVariant(
+            name=f"{strategy} {level}",
+            unit="party" if level == "L1" else "example",
+            decided={"strategy": strategy, "privacy-level": level},
+        )
+        for level in levels
+    )
+
+
+def forms_at(
+    levels: Sequence[str], price: Mapping[str, Scalar]
+) -> Mapping[str, Mapping[str, Scalar]]:
+    """Return what to set for each level of privacy; L0 has none, and so no price.
+
+    Examples
+    --------
+    >>> forms_at(["L0", "L2"], {"target-epsilon": 1.0})
+    {'L0': {}, 'L2': {'privacy-level': 'L2', 'target-epsilon': 1.0}}
+    """
+    return {
+        level: {} if level == "L0" else {"privacy-level": level, **price} for level in levels
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorith
 from fl_strategies._util import nearest_name
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
+from fl_strategies.registry import DEFAULT_STRATEGY
 from simulations.data.sets import check_dataset_name, check_public
 from simulations.data.splits import Scheme
 from simulations.models import ModelOptions, check_learner_name
@@ -84,7 +85,7 @@ got 'num-splits', which fedkt has.
     owner: ClassVar[str] = OWNER
     names_keys: ClassVar[bool] = True
 
-    strategy: str = option("fedkd", "name of the strategy")
+    strategy: str = option(DEFAULT_STRATEGY, "name of the strategy")
     num_parties: int = option(6, "parties in the federation", least=1)
     num_server_rounds: int = option(0, "rounds; 0: the strategy's usual number", least=0)
     then: str = option("", "strategy that continues with the final model; empty: none")
@@ -106,9 +107,9 @@ got 'num-splits', which fedkt has.
     shares: str = option("", "parties' shares of the rows, such as 0.7,0.3; empty: equal")
     min_records: int = option(10, "fewest records of a party", least=0)
     learner: str = option("", "party models, taken in turn; empty: some that fit")
-    teacher: str = option("", "model of FedKT's teachers; empty: the party's own")
+    teacher: str = option("", "model of teachers, if there are any; empty: the party's")
     final_learner: str = option("", "model that the server trains; empty: one that fits")
-    pretrain_once: bool = option(False, "one pre-trained model for all parties of FedMD")
+    pretrain_once: bool = option(False, "one pre-trained model for all parties")
     delta: float = option(0.00001, "delta of every privacy figure", above=0)
     max_epsilon: float = option(0.0, "budget of server and parties; 0: none", least=0)
     state_dir: str = option("", "folder where parties keep their ledgers; empty: none")
@@ -153,12 +154,15 @@ got 'num-splits', which fedkt has.
         require(bool(self.then) or not self.then_rounds, OWNER, "then", "given", self.then)
         kept = bool(self.checkpoint_dir) or not self.resume
         require(kept, OWNER, "checkpoint-dir", "given with resume", self.checkpoint_dir)
-        for key, value, owner in (
-            ("teacher", self.teacher, "fedkt"),
-            ("pretrain-once", self.pretrain_once, "fedmd"),
+        kinds = {name: algorithm.strategy for name, algorithm in REGISTRY.items()}
+        teach = [n for n in kinds if "num-teachers" in kinds[n].options_type.settings()]
+        start = [n for n in kinds if "pretrained" in kinds[n].takes]
+        for key, value, owners in (
+            ("teacher", self.teacher, teach),
+            ("pretrain-once", self.pretrain_once, start),
         ):
-            fits, rule = not value or self.strategy == owner, f"omitted unless for {owner}"
-            require(fits, OWNER, key, rule, value)
+            fits, rule = not value or self.strategy in owners, "omitted unless for "
+            require(fits, OWNER, key, rule + " or ".join(owners), value)
         check_dataset_name(OWNER, self.data)
         check_public(OWNER, self.data, self.public, self.joint_classes)
         _ = self.party_shares
@@ -463,15 +467,19 @@ def _setting(strategies: Sequence[str], key: str) -> Setting:
 PRESETS: Final = ("paper",)
 
 
+def published_strategies() -> list[str]:
+    """Return the strategies whose papers' settings are known."""
+    files = (item.name for item in (resources.files("simulations") / "presets").iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
 def paper_table(strategy: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Return what a paper says about a strategy, by data set.
 
     Each data set has the tables `settings` (kebab-case keys), `published` (the paper's
     figures) and `expected` (what our own runs must reach).
     """
-    folder = resources.files("simulations") / "presets"
-    files = (item.name for item in folder.iterdir() if item.name.endswith(".toml"))
-    known = sorted(name.removesuffix(".toml") for name in files)
+    folder, known = resources.files("simulations") / "presets", published_strategies()
     require(strategy in known, "preset", "strategy", f"one of {', '.join(known)}", strategy)
     return tomllib.loads((folder / f"{strategy}.toml").read_text(encoding="utf-8"))
 

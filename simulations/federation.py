@@ -64,8 +64,6 @@ USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
 SCORERS = ("xgboost-scores", "forest-scores", "mlp")
 """The same where models learn from scores or travel."""
 FINAL = ("extra-trees", "xgboost-scores", "mlp")
-FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
-"""Models of a server that learn what a strategy says better than the usual ones."""
 WORD_MODEL = "embedding-bag"
 MOST_CLASSES = 12
 """Classes that a description of the data names."""
@@ -146,8 +144,7 @@ class Federation:
             return self.settings.final_learner
         if self.same_learner or self.kind.relays_models:
             return self.learner_names[0]
-        names = FINAL_OF.get(self.settings.strategy, FINAL)
-        return self._fitting(names, self.needs[1])[0]
+        return self._fitting(self.kind.usual_final_learners or FINAL, self.needs[1])[0]
 
     def _fitting(self, names: Sequence[str], needs: tuple[type, ...]) -> tuple[str, ...]:
         """Return which of some models suit data and strategy; raise if none does."""

@@ -48,7 +48,7 @@ from fl_strategies.party.party import check_rows
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.ledger import PrivacyLedger, describe_releases
 from fl_strategies.privacy.noise import require_useful_signal
-from fl_strategies.release import ReleasePlan, open_charges
+from fl_strategies.release import PrivateVariant, ReleasePlan, open_charges
 from fl_strategies.server.replies import (
     EVALUATION,
     Known,
@@ -229,6 +229,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     - `parties_train`: whether parties train models of their own.
     - `party_learner_needs`, `final_learner_needs`: protocols beyond `Learner` that the models
       of parties and server must have.
+    - `usual_final_learners`: names of models that learn its result better than usual ones.
+    - `forms`: what to set for each form of it, by the name that policies of parties permit;
+      none if it has one form.
+    - `private_variants`: what comparisons run at a budget.
 
     Parameters
     ----------
@@ -312,6 +316,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     parties_train: ClassVar[bool] = True
     party_learner_needs: ClassVar[tuple[type, ...]] = ()
     final_learner_needs: ClassVar[tuple[type, ...]] = ()
+    usual_final_learners: ClassVar[tuple[str, ...]] = ()
+    forms: ClassVar[Mapping[str, Mapping[str, Scalar]]] = {}
+    private_variants: ClassVar[tuple[PrivateVariant, ...]] = ()
     failure_: str = "the strategy has not run"
     _model: Learner | None
     _is_charged = False

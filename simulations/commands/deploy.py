@@ -9,8 +9,10 @@ from datetime import datetime
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
+from fl_strategies import find_algorithm
 from fl_strategies.errors import InvalidData
 from fl_strategies.privacy.journal import PartyJournal
+from fl_strategies.registry import DEMO_STRATEGY
 from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.checking import ask, describe
 from simulations.deploy.client_app import build_party, checked, party_public, understood
@@ -44,8 +46,9 @@ def add_deploy(parser: argparse.ArgumentParser) -> None:
     split.set_defaults(command=_split)
     demo = commands.add_parser("demo", help="start, run and stop a federation on loopback")
     _add_settings(demo)
-    demo.add_argument("--strategy", default="fedkt", help="default: fedkt")
-    demo.add_argument("--rounds", type=int, help="default: 1, or 2 for FedMD")
+    usual = f"default: {DEMO_STRATEGY}"
+    demo.add_argument("--strategy", default=DEMO_STRATEGY, help=usual)
+    demo.add_argument("--rounds", type=int, help="default: 1, or 2 if several are usual")
     demo.add_argument(
         "--max-epsilon", type=float, default=0.0, help="budget of each party (0: a record only)"
     )
@@ -80,7 +83,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     }
     strategies = [options.strategy] if hasattr(options, "strategy") else []
     for strategy in strategies:
-        rounds = options.rounds or (2 if strategy == "fedmd" else 1)
+        rounds = options.rounds or min(2, find_algorithm(strategy).strategy.usual_rounds)
         given |= {"strategy": strategy, "num-server-rounds": rounds}
     return Settings.from_run_config({**given, **parse_assignments(options.set, *strategies)})
 

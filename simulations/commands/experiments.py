@@ -3,10 +3,12 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from fl_strategies import REGISTRY
 from fl_strategies.errors import require
+from fl_strategies.privacy.events import UNITS
+from fl_strategies.registry import REFERENCES
 from simulations.commands.run import (
     add_data,
     add_results,
@@ -27,7 +29,6 @@ from simulations.experiments.compare import (
 )
 from simulations.experiments.compare import to_json as comparison_json
 from simulations.experiments.curve import (
-    REFERENCES,
     find_variants,
     markdown,
     plan_curves,
@@ -36,7 +37,7 @@ from simulations.experiments.curve import (
     write_section,
 )
 from simulations.experiments.engine import Experiment, Results
-from simulations.experiments.entries import VARIANTS, Unit
+from simulations.experiments.entries import VARIANTS
 from simulations.experiments.plots import draw_comparison, draw_curves
 from simulations.results.run_folder import require_files, write_json
 from simulations.runtime import local
@@ -137,9 +138,7 @@ def add_curve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--epsilons", default="0.1,0.3,1,3", help="comma-separated (default: 0.1,0.3,1,3)"
     )
-    parser.add_argument(
-        "--unit", choices=get_args(Unit), default="example", help="whom to protect"
-    )
+    parser.add_argument("--unit", choices=UNITS, default="example", help="whom to protect")
     names = ", ".join(dict.fromkeys(variant.name for variant in VARIANTS))
     parser.add_argument(
         "--strategy",

@@ -15,6 +15,7 @@ from typing import Final
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies._util import SHARED, replace_file
 from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.registry import DEFAULT_STRATEGY
 from simulations.commands import STOPPED
 from simulations.config import (
     PRESETS,
@@ -25,6 +26,7 @@ from simulations.config import (
     paper_table,
     parse_assignments,
     preset,
+    published_strategies,
 )
 from simulations.data.sets import LOADERS
 from simulations.experiments.entries import Given, shared
@@ -45,8 +47,6 @@ from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
 
 DATA_OPTIONS: Final = ("data", "label", "drop", "learner")
-PRESET_STRATEGY: Final = "fedkt"
-"""Whose published settings a preset means unless another strategy is named."""
 BLOCK: Final = "tool.flwr.app.config"
 PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -187,7 +187,7 @@ def _add_loudness(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     known = ", ".join([*REGISTRY, *FLOWER_STRATEGIES])
-    parser.add_argument("--strategy", help=f"{known} (default: fedkd)")
+    parser.add_argument("--strategy", help=f"{known} (default: {DEFAULT_STRATEGY})")
     add_data(parser)
     parser.epilog = "Settings for --set, with their defaults:\n" + "\n".join(
         f"  {key:28} {meaning} ({default!r})" for key, default, meaning in describe()
@@ -201,10 +201,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def _settings(options: argparse.Namespace) -> Settings:
     """Combine the sources of settings: preset, then options, then --set."""
     given = {**_named(options, "strategy", "seed")}
-    strategy = given.get("strategy", PRESET_STRATEGY if options.preset else None)
+    usual = published_strategies()[0]  # of a preset
+    strategy = given.get("strategy", usual if options.preset else None)
     given |= parse_assignments(options.set, *([str(strategy)] if strategy else []))
     if options.preset:
-        chosen = (given.get("strategy", PRESET_STRATEGY), given.get("data", Settings().data))
+        chosen = (given.get("strategy", usual), given.get("data", Settings().data))
         given = {**preset(options.preset, *map(str, chosen)), **given}
     return Settings.from_run_config(given)
 

@@ -13,39 +13,17 @@ from flwr.app import ArrayRecord, ConfigRecord
 from clients.app import PLAIN_CONFIG, check_question, client_app, role_of
 from fl_strategies import REGISTRY, Party, PartyRole, WeightsParty, find_algorithm
 from fl_strategies.errors import RequestRefused, StrategyError
-from fl_strategies.strategies.fedkt.options import LEVELS
-from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
-from simulations.config import Settings, Value, parse_assignments
+from simulations.config import Settings, parse_assignments
 from simulations.deploy.data import PublicData
 from simulations.deploy.server_app import DeployedFederation, public_dataset
 from simulations.runtime.local import InMemoryGrid
-
-Given = Mapping[str, Value]
 
 ROLES: Final[Mapping[str, PartyRole]] = {
     **{name: algorithm.party for name, algorithm in REGISTRY.items()},
     FLOWER: WeightsParty(),
 }
-_RELEASES: Final[Mapping[str, Given]] = {
-    "none": {"release": "none", "consensus": "mean"},
-    "nfdp": {"release": "nfdp", "consensus": "mean", "num-samples": 1},
-    "ldp": {"release": "ldp", "consensus": "mean", "sigma": 1.0},
-}
-
-
-def _at(level: str, **price: Value) -> Given:
-    return {"privacy-level": level, **price} if level != "L0" else {}
-
-
-_SUMS: Final = {level: _at(level, **{"target-epsilon": 1.0}) for level in SUM_LEVELS}
-_SEVERAL: Final[Mapping[str, Mapping[str, Given]]] = {
-    "fedkt": {level: _at(level, gamma=1.0) for level in LEVELS},
-    **dict.fromkeys(("cronus", "fedmd"), _RELEASES),
-    **dict.fromkeys(("fedhistogram", "fedregression"), _SUMS),
-}
-"""Settings that make a strategy one of its forms, where it has several."""
 
 
 def questions(party: Party) -> Iterator[tuple[str, ConfigRecord]]:
@@ -54,10 +32,10 @@ def questions(party: Party) -> Iterator[tuple[str, ConfigRecord]]:
     common |= {keys.SEED: 0, "num-public": 1}
     for name, algorithm in REGISTRY.items():
         options = algorithm.strategy.options_type
-        for level, given in _SEVERAL.get(name, {"": {}}).items():
+        for form, given in (algorithm.strategy.forms or {"": {}}).items():
             config = options.from_config(options.completed(given)).to_config()
             asked: dict[str, Any] = {**common, **config, keys.STRATEGY: name}
-            yield f"{name} {level}".strip(), ConfigRecord(asked)
+            yield f"{name} {form}".strip(), ConfigRecord(asked)
     yield FLOWER, ConfigRecord({**common, **PLAIN_CONFIG})
 
 

@@ -23,9 +23,6 @@ from fl_strategies.errors import InvalidData, StrategyError, require
 from fl_strategies.learners import LearnerFactory
 from fl_strategies.options import key_of
 from fl_strategies.party.party import PartyPolicy
-from fl_strategies.strategies.fedkt.options import LEVELS
-from fl_strategies.strategies.fedmd.options import RELEASES
-from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from simulations.config import Value
@@ -49,9 +46,7 @@ POLICY_KEYS: Final[Mapping[str, Value]] = {
 FORMS: Final = (
     *REGISTRY,
     FLOWER,
-    *(f"fedkt {level}" for level in LEVELS),
-    *(f"{name} {release}" for name in ("cronus", "fedmd") for release in RELEASES),
-    *(f"{name} {level}" for name in ("fedhistogram", "fedregression") for level in SUM_LEVELS),
+    *(f"{name} {form}" for name, one in REGISTRY.items() for form in one.strategy.forms),
 )
 """Permissions of a policy, by name."""
 

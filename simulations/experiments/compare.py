@@ -9,6 +9,8 @@ from typing import Any, Final
 from fl_strategies import SampleOnce, find_algorithm
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
+from fl_strategies.registry import PRIVATE_VARIANTS
+from fl_strategies.release import PrivateVariant
 from simulations.config import Settings, options_of
 from simulations.experiments.engine import (
     FURTHER,
@@ -21,11 +23,10 @@ from simulations.experiments.engine import (
     weakest_promise,
 )
 from simulations.experiments.entries import (
-    VARIANTS,
     Draft,
     Entry,
     Given,
-    Variant,
+    draft_of,
     fit,
     refuse_settings,
     shared,
@@ -38,6 +39,8 @@ OWNER: Final = "compare"
 ALWAYS: Final = "every comparison, which always has these baselines"
 MOST_DRAWN: Final = 0.1
 """Largest chance, for a record, to be used in the clear by noise-free privacy."""
+BY_PROMISE: Final = tuple(sorted(PRIVATE_VARIANTS, key=lambda variant: bool(variant.sample)))
+"""What adds noise, before what promises another kind of privacy."""
 ACCEPTED: Final = "accept-noise"
 """A table that compares budgets also shows those that buy nothing."""
 
@@ -77,8 +80,7 @@ def plan_comparison(
     drafts = [Draft(name, {"strategy": name}) for name in strategies]
     for budget in budgets:
         told = f" at {budget:g}" if len(budgets) > 1 else ""
-        private = [_private(variant, budget) for variant in VARIANTS]
-        private.append(_sampling(given, federations, budget))
+        private = [_private(variant, given, federations, budget) for variant in BY_PROMISE]
         drafts += [replace(one, name=one.name + told, budget=budget) for one in private]
     entries, excluded = [], {}
     for draft in drafts:
@@ -92,16 +94,22 @@ def plan_comparison(
     return Comparison(given, tuple(seeds), tuple(entries), excluded)
 
 
-def _private(variant: Variant, budget: float) -> Draft:
+def _private(
+    variant: PrivateVariant, given: Given, federations: Sequence[Federation], budget: float
+) -> Draft:
     """Return a private variant, also where its noise leaves no useful signal."""
-    draft = variant.draft(budget)
+    if variant.sample:
+        return _sampling(variant, given, federations, budget)
+    draft = draft_of(variant, budget)
     if ACCEPTED in options_of(variant.strategy).settings():
         draft = replace(draft, decided={**draft.decided, ACCEPTED: True})
     return draft
 
 
-def _sampling(given: Given, federations: Sequence[Federation], budget: float) -> Draft:
-    """Return FedMD with the largest sample that the smallest party of any seed can afford."""
+def _sampling(
+    variant: PrivateVariant, given: Given, federations: Sequence[Federation], budget: float
+) -> Draft:
+    """Return a variant with the largest sample that the smallest party can afford."""
     records = min(len(rows) for one in federations for rows in one.rows)
     usual = SampleOnce.settings()["with-replacement"].default
     replacement = bool(given.get("with-replacement", usual))
@@ -112,8 +120,7 @@ def _sampling(given: Given, federations: Sequence[Federation], budget: float) ->
         return theorem.epsilon <= budget and exact.delta <= MOST_DRAWN
 
     num_samples = max(takewhile(affordable, range(2, records + 1)), default=1)
-    decided: Given = {"strategy": "fedmd", "release": "nfdp"}
-    return Draft("fedmd nfdp", decided, {"num-samples": num_samples})
+    return Draft(variant.name, variant.decided, {variant.sample: num_samples})
 
 
 # The summary

@@ -14,6 +14,9 @@ import numpy as np
 
 from fl_strategies._util import SHARED, replace_file
 from fl_strategies.errors import StrategyError, require
+from fl_strategies.privacy.events import Unit
+from fl_strategies.registry import REFERENCES
+from fl_strategies.release import PrivateVariant
 from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.experiments.engine import (
@@ -29,8 +32,7 @@ from simulations.experiments.entries import (
     Draft,
     Entry,
     Given,
-    Unit,
-    Variant,
+    draft_of,
     fit,
     refuse_settings,
     shared,
@@ -41,8 +43,6 @@ from simulations.results.report import Report, markdown_table
 OWNER: Final = "curve"
 MAJORITY: Final = "majority class"
 REFUSED: Final = "refused"
-REFERENCES: Final = ("fedhistogram", "fedregression", "fedkd")
-"""Strategies that also run without privacy, to show what it costs."""
 COMPARE: Final = "python -m simulations compare, which has these baselines"
 OF_NOISE: Final = ("accept-noise", "seeded-noise")
 """Settings that are refused where there is no noise."""
@@ -52,7 +52,7 @@ OF_NOISE: Final = ("accept-noise", "seeded-noise")
 class Point:
     """A variant at a budget: its entry, or the reason why it does not run."""
 
-    variant: Variant
+    variant: PrivateVariant
     budget: float
     entry: Entry | None
     refused: str = ""
@@ -111,7 +111,7 @@ def plan_curves(
     for variant in variants:
         for budget in budgets:
             try:
-                entry = fit(variant.draft(budget, apart=True), whole, federation)
+                entry = fit(draft_of(variant, budget, apart=True), whole, federation)
                 points.append(Point(variant, budget, entry))
             except StrategyError as error:
                 points.append(Point(variant, budget, None, str(error)))
@@ -128,7 +128,7 @@ def plan_curves(
     return Curves(whole, tuple(seeds), unit, draws, tuple(points), tuple(references), excluded)
 
 
-def find_variants(unit: Unit, names: Sequence[str] = ()) -> list[Variant]:
+def find_variants(unit: Unit, names: Sequence[str] = ()) -> list[PrivateVariant]:
     """Return the variants of a unit, or those of them that are named."""
     known = [variant for variant in VARIANTS if variant.unit == unit]
     words = {word: None for v in known for word in (v.strategy, v.name)}
@@ -274,7 +274,7 @@ def _different(key: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 def _curve(
     curves: Curves,
-    variant: Variant,
+    variant: PrivateVariant,
     private: Mapping[str, Sequence[Outcome]],
     failed: Mapping[str, str],
 ) -> Curve:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from fl_strategies import find_algorithm
 from fl_strategies.errors import StrategyError, require
+from fl_strategies.registry import PRIVATE_VARIANTS
+from fl_strategies.release import PrivateVariant
 from simulations.config import Settings, Value, common_settings
 from simulations.federation import SCORERS, WORD_MODEL, Federation
 
@@ -132,76 +134,17 @@ def _built(
     )
 
 
-Unit: TypeAlias = Literal["example", "party"]
-
-SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A strategy with noise that can keep to any budget."""
-
-    name: str
-    unit: Unit
-    """The unit that it protects."""
-    decided: Given
-    """The strategy and its kind of privacy; the user cannot change them."""
-    usual: Given = field(default_factory=dict)
-    """Settings that suit it, unless the user chose others."""
-    shares: Mapping[str, float] = field(default_factory=dict)
-    """Settings that are a share of the budget, unless the user chose others."""
-    note: str = ""
-    """What readers of its results must know."""
-
-    @property
-    def strategy(self) -> str:
-        """Name of the strategy."""
-        return str(self.decided["strategy"])
-
-    def draft(self, budget: float, *, apart: bool = False) -> Draft:
-        """Return a draft that spends a budget; `apart` names it for the budget."""
-        shares = {key: share * budget for key, share in self.shares.items()}
-        return Draft(
-            f"{self.name} at {budget:g}" if apart else self.name,
-            {**self.decided, "target-epsilon": budget},
-            {**self.usual, **shares},
-            budget=budget,
-            note=self.note,
-        )
+VARIANTS: Final = tuple(variant for variant in PRIVATE_VARIANTS if not variant.sample)
+"""Those that add noise, which is what curves are about."""
 
 
-def _of_level(strategy: str, level: str, unit: Unit) -> Variant:
-    """Return a strategy at a level, which says who adds the noise."""
-    return Variant(f"{strategy} {level}", unit, {"strategy": strategy, "privacy-level": level})
-
-
-VARIANTS: Final = (
-    _of_level("fedhistogram", "L2", "example"),
-    _of_level("fedhistogram", "central", "example"),
-    _of_level("fedregression", "L2", "example"),
-    _of_level("fedregression", "central", "example"),
-    _of_level("fedkt", "L2", "example"),
-    Variant(
-        "fedmd ldp",
-        "example",
-        {"strategy": "fedmd", "release": "ldp"},
-        {"num-server-rounds": 1},
-        note=SERVER_MODEL,
-    ),
-    Variant(
-        "fedkd noise, noisy counts",
-        "example",
-        {"strategy": "fedkd", "weights": "noisy-counts"},
-        {"noise": "gaussian"},
-        {"count-epsilon": 0.5},
-    ),
-    _of_level("fedhistogram", "L1", "party"),
-    _of_level("fedregression", "L1", "party"),
-    _of_level("fedkt", "L1", "party"),
-    Variant(
-        "fedkd noise",
-        "party",
-        {"strategy": "fedkd", "weights": "uniform"},
-        {"noise": "gaussian"},
-    ),
-)
+def draft_of(variant: PrivateVariant, budget: float, *, apart: bool = False) -> Draft:
+    """Return a draft that spends a budget; `apart` names it for the budget."""
+    shares = {key: share * budget for key, share in variant.shares.items()}
+    return Draft(
+        f"{variant.name} at {budget:g}" if apart else variant.name,
+        {**variant.decided, "target-epsilon": budget},
+        {**variant.usual, **shares},
+        budget=budget,
+        note=variant.note,
+    )

@@ -147,7 +147,7 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("learner", "random-forest,trees", "one of random-forest, extra-trees"),
         ("learner", "random-forest,", "one of random-forest"),
         ("teacher", "random-forest", "omitted unless for fedkt"),
-        ("pretrain_once", True, "omitted unless for fedmd"),
+        ("pretrain_once", True, "omitted unless for cronus or fedmd"),
     ],
 )
 def test_a_value_outside_its_rule_is_named(name: str, value: Any, rule: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from fl_strategies.errors import InvalidParameter, NotEnoughParties
+from fl_strategies.registry import REFERENCES
+from fl_strategies.release import PrivateVariant
 from simulations.__main__ import main
 from simulations.config import Settings, options_of
 from simulations.experiments.curve import (
     INTRODUCTION,
     MAJORITY,
-    REFERENCES,
     Curve,
     CurveSummary,
     Spread,
@@ -25,7 +26,7 @@ from simulations.experiments.curve import (
     to_json,
     write_section,
 )
-from simulations.experiments.entries import VARIANTS, Variant
+from simulations.experiments.entries import VARIANTS
 from simulations.experiments.plots import DOTS_PER_INCH, INCHES, draw_curves, lowest_shown
 from simulations.results.verdict import PROMISES
 from simulations.runtime import local
@@ -128,7 +129,7 @@ def test_what_refuses_a_budget_is_shown_and_the_others_run(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_every_variant_protects_its_unit(variant: Variant, tmp_path: Path) -> None:
+def test_every_variant_protects_its_unit(variant: PrivateVariant, tmp_path: Path) -> None:
     """A real run of each, which keeps to its budget."""
     given = dict(FAST)
     if "accept-noise" in options_of(variant.strategy).settings():

@@ -40,7 +40,7 @@ from fl_strategies.learners import (
     require_soft,
 )
 from fl_strategies.party.role import privacy_metrics, unprotected
-from fl_strategies.release import ReleaseFacts, ReleasePlan
+from fl_strategies.release import PrivateVariant, ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
@@ -224,6 +224,21 @@ class FedKD(KnowledgeStrategy[Said]):
     options_type = FedKDOptions
     identified_by = (*KnowledgeStrategy.identified_by, "class_share")
     final_learner_needs = (SoftLearner,)
+    private_variants = (
+        PrivateVariant(
+            name="fedkd noise, noisy counts",
+            unit="example",
+            decided={"strategy": "fedkd", "weights": "noisy-counts"},
+            usual={"noise": "gaussian"},
+            shares={"count-epsilon": 0.5},
+        ),
+        PrivateVariant(
+            name="fedkd noise",
+            unit="party",
+            decided={"strategy": "fedkd", "weights": "uniform"},
+            usual={"noise": "gaussian"},
+        ),
+    )
     state_type = FedKDState
 
     def __init__(

@@ -31,7 +31,7 @@ from fl_strategies.privacy.planning import (
     teachers_for,
     vote_queries,
 )
-from fl_strategies.release import ReleaseFacts, ReleasePlan
+from fl_strategies.release import ReleaseFacts, ReleasePlan, forms_at, variants_at
 from fl_strategies.server.replies import PartyReply, read_charges
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
@@ -42,6 +42,7 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.fedkt.options import (
+    LEVELS,
     NOBODY,
     NUM_TRIMMED,
     OPEN_VOTES,
@@ -168,6 +169,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
 
     name: ClassVar[str] = "fedkt"
     options_type = FedKTOptions
+    forms = forms_at(LEVELS, {"gamma": 1.0})
+    private_variants = variants_at("fedkt", "L2", "L1")
     takes = ("public", "num_classes", "learner_fn", "learner_name", "student_fns", "options")
     identified_by = (
         "public",

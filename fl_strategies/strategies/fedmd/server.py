@@ -44,7 +44,7 @@ from fl_strategies.aggregation.votes import CLASS_COUNTS, agreement, plurality, 
 from fl_strategies.errors import PrivacyBudgetExceeded, require, require_known
 from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.release import ReleaseFacts, ReleasePlan
+from fl_strategies.release import PrivateVariant, ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply, aggregate_metrics
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
@@ -313,6 +313,26 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         "start_model",
     )
     usual_rounds: ClassVar[int] = 5
+    forms: ClassVar[Mapping[str, Mapping[str, Scalar]]] = {
+        "none": {"release": "none", "consensus": "mean"},
+        "nfdp": {"release": "nfdp", "consensus": "mean", "num-samples": 1},
+        "ldp": {"release": "ldp", "consensus": "mean", "sigma": 1.0},
+    }
+    private_variants: ClassVar[tuple[PrivateVariant, ...]] = (
+        PrivateVariant(
+            name="fedmd ldp",
+            unit="example",
+            decided={"strategy": "fedmd", "release": "ldp"},
+            usual={"num-server-rounds": 1},
+            note="the server's model, because parties keep the figures of theirs at home",
+        ),
+        PrivateVariant(
+            name="fedmd nfdp",
+            unit="example",
+            decided={"strategy": "fedmd", "release": "nfdp"},
+            sample="num-samples",
+        ),
+    )
     reply_kind = ANSWERS
     state_type = FedMDState
 
@@ -575,3 +595,4 @@ class Cronus(FedMD):
 
     name: ClassVar[str] = "cronus"
     options_type = CronusOptions
+    private_variants = ()

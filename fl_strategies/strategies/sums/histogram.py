@@ -43,6 +43,7 @@ from fl_strategies.privacy.planning import (
     usual_cells,
     usual_cells_of_parties,
 )
+from fl_strategies.release import variants_at
 from fl_strategies.strategies.sums.options import SumOptions, SumPlanner
 from fl_strategies.strategies.sums.party import SumParty
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
@@ -338,6 +339,8 @@ class FedHistogram(SumStrategy[Cells]):
     name: ClassVar[str] = "fedhistogram"
     options_type = FedHistogramOptions
     planner_type = Histogram
+    private_variants = variants_at("fedhistogram", "L2", "central", "L1")
+    usual_final_learners = ("random-features",)
     options: FedHistogramOptions
     _planner: Histogram
     open_setting = "num_cells"

@@ -28,6 +28,7 @@ from fl_strategies.privacy.planning import (
     drowned_components,
     usual_components,
 )
+from fl_strategies.release import variants_at
 from fl_strategies.strategies.sums.options import SumOptions, SumPlanner
 from fl_strategies.strategies.sums.party import SumParty
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
@@ -401,6 +402,8 @@ class FedRegression(SumStrategy[Components]):
     name: ClassVar[str] = "fedregression"
     options_type = FedRegressionOptions
     planner_type = Regression
+    private_variants = variants_at("fedregression", "L2", "central", "L1")
+    usual_final_learners = ("logistic-regression",)
     record_length = LEVELS
     options: FedRegressionOptions
     _planner: Regression

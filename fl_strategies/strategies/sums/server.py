@@ -23,7 +23,7 @@ from fl_strategies.learners import (
 )
 from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.mechanisms import GaussianSums
-from fl_strategies.release import ReleaseFacts, ReleasePlan
+from fl_strategies.release import ReleaseFacts, ReleasePlan, forms_at
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
@@ -33,6 +33,7 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.sums.options import (
+    LEVELS,
     SUMS,
     TASK,
     SumOptions,
@@ -102,6 +103,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     record_length: ClassVar[int] = 1
     """Length of what one record adds to a sum, rounding aside."""
     reply_kind = SUMS
+    forms = forms_at(LEVELS, {"target-epsilon": 1.0})
     last_round = 1
     parties_train = False
     options: SumOptions
