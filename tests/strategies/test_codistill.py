@@ -25,7 +25,6 @@ from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 from fl_strategies.learners import LearnerFactory, Recipe
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.events import MOST, GaussianEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.strategies.codistill import (
     AKD,
     EKD,
@@ -46,14 +45,17 @@ from tests.closed_forms import (
     linear_kernel,
     rbf_kernel,
 )
+from tests.kept import journal_of
 from tests.toys import (
     PUBLIC,
     TEST,
     CentroidLearner,
     Planned,
     load_toy_party,
+    loading,
     toy_party,
     watched,
+    without_records,
 )
 
 SCHEMES: Mapping[str, type[Codistillation]] = {
@@ -147,8 +149,7 @@ def kernel_factories(world: KernelFederation, kind: str) -> dict[str, LearnerFac
 
 
 def regression_loader(world: KernelFederation, factories: Mapping[str, LearnerFactory]) -> Load:
-    def load(context: Context) -> Party:
-        number = int(context.node_config[keys.PARTITION_ID])
+    def make(number: int) -> Party:
         agent, name = world.agents[number], f"agent-{number}"
         return Party(
             x=agent.x,
@@ -164,7 +165,7 @@ def regression_loader(world: KernelFederation, factories: Mapping[str, LearnerFa
             y_test=agent.y,
         )
 
-    return load
+    return loading(make)
 
 
 def regression(scheme: str, world: KernelFederation, kind: str) -> tuple[Any, Recorder]:
@@ -281,19 +282,17 @@ def ridge() -> RidgeLearner:
     return RidgeLearner(num_classes=3, ridge=0.01)
 
 
-def load_ridge(context: Context) -> Party:
-    party = toy_party(int(context.node_config[keys.PARTITION_ID]), num_records=12)
-    return replace(party, learner_fn=ridge, learner_name="ridge")
+def ridge_party(number: int = 0, **changes: Any) -> Party:
+    party = toy_party(number, num_records=12)
+    return replace(party, learner_fn=ridge, learner_name="ridge", **changes)
+
+
+load_ridge = loading(ridge_party)
 
 
 def load_changed(change: Callable[[Party], Party], *numbers: int) -> Load:
     """Load parties of which some are changed, or raise."""
-
-    def load(context: Context) -> Party:
-        party = load_ridge(context)
-        return change(party) if party.partition_id in numbers else party
-
-    return load
+    return loading(lambda n: change(ridge_party(n)) if n in numbers else ridge_party(n))
 
 
 def with_ridge(kind: Callable[..., Any]) -> Callable[[Party], Party]:
@@ -347,11 +346,15 @@ def test_averaging_sends_every_agent_the_others_models(scheme: str) -> None:
     step(strategy, grid)
     first = [weights(model) for model in strategy.models_.values()]
 
-    step(strategy, grid)
+    result = step(strategy, grid)
 
     assert grid.asked() == [0, 1, 2]
     for agent, message in enumerate(grid.requests):
         assert coefficients(message) == [w for i, w in enumerate(first) if i != agent]
+    assert [coefficients(m) for m in grid.sent[MessageType.EVALUATE]] == [[], [], []]
+    figures = result.evaluate_metrics_clientapp[1][f"{keys.ACCURACY}-by-party"]
+    known = [(m.predict(TEST[0]) == TEST[1]).mean() for m in strategy.models_.values()]
+    assert figures == pytest.approx(known), "own models are measured where they are"
 
 
 def test_ensembling_hands_every_agent_the_model_before_it() -> None:
@@ -364,18 +367,6 @@ def test_ensembling_hands_every_agent_the_model_before_it() -> None:
         step(strategy, grid)
 
         assert [coefficients(m) for m in grid.requests] == [[held[2]], [held[0]], [held[1]]]
-
-
-def test_own_models_are_measured_without_crossing_the_wire_again() -> None:
-    """Evaluate messages of AvgKD ask for a figure and carry no model."""
-    strategy, grid = classification("avgkd"), Recorder(load_ridge, 3)
-
-    result = step(strategy, grid)
-
-    assert [coefficients(m) for m in grid.sent[MessageType.EVALUATE]] == [[], [], []]
-    figures = result.evaluate_metrics_clientapp[1][f"{keys.ACCURACY}-by-party"]
-    known = [(m.predict(TEST[0]) == TEST[1]).mean() for m in strategy.models_.values()]
-    assert figures == pytest.approx(known)
 
 
 def test_every_party_ends_with_the_ensemble() -> None:
@@ -554,24 +545,6 @@ def test_averaging_goes_on_without_agents_that_have_left() -> None:
     assert len(strategy.model_.members) == 2
 
 
-def other_architecture(party: Party) -> Party:
-    """Send a model that is not what its name says."""
-    return replace(party, learner_fn=CentroidLearner)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_server_with_a_factory_refuses_another_architecture(scheme: str) -> None:
-    """The sender is named at once, and its model reaches nobody."""
-    strategy = classification(scheme)
-    app = client_app(load_changed(other_architecture, 2), roles=ROLES)
-
-    result = run_local(strategy, app, 3, num_rounds=3)
-
-    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
-    assert set(strategy.models_) == {0, 1}
-    assert strategy.model_ is not None
-
-
 def of_another_kind(party: Party) -> Party:
     """Send a model that the server knows and the other agents do not."""
     return replace(party, learner_fn=CentroidLearner, learner_name="centroid")
@@ -602,15 +575,18 @@ def test_a_chain_says_which_agent_could_not_read_the_model() -> None:
         assert f"got none of 1: Party {agent}: the model's learner must be one of" in reason
 
 
+class Refusing(RidgeLearner):
+    """Rebuilds any model and predicts nothing."""
+
+    def logits(self, x: Any) -> Any:
+        raise ValueError(f"patient 4711 in {x}")
+
+
 def test_the_text_of_a_foreign_error_stays_at_home() -> None:
     """What a learner raises about private rows is named by its type only."""
 
-    class Talkative(RidgeLearner):
-        def logits(self, x: Any) -> Any:
-            raise ValueError(f"patient 4711 in {x}")
-
     def talkative(party: Party) -> Party:
-        return replace(party, catalogue={"ridge": lambda: Talkative(num_classes=3)})
+        return replace(party, catalogue={"ridge": lambda: Refusing(num_classes=3)})
 
     strategy = classification("akd")
     grid = Recorder(load_changed(talkative, 1), 3)
@@ -654,10 +630,6 @@ def other_public(party: Party) -> Party:
     return replace(party, public=PUBLIC + 1)
 
 
-def no_records(party: Party) -> Party:
-    return replace(party, x=party.x[:0], y=party.y[:0])
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     ("change", "reason"),
@@ -668,7 +640,7 @@ def no_records(party: Party) -> Party:
         (not_soft, "the learner must have distill"),
         (not_portable, "Party 1: the learner must have to_arrays and from_arrays"),
         (other_public, "Party 1: public data must be the server's"),
-        (no_records, "Party 1: x must be records to learn from, got none"),
+        (without_records, "Party 1: x must be records to learn from, got none"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -735,10 +707,6 @@ def asked(scheme: str, server_round: int = 2) -> ConfigRecord:
             "target-loss": "mse",
         }
     )
-
-
-def ridge_party(**changes: Any) -> Party:
-    return replace(toy_party(0, 12), learner_fn=ridge, learner_name="ridge", **changes)
 
 
 def fitted_model(num_classes: int = 3, name: str = "ridge", **meta: Any) -> Knowledge:
@@ -930,13 +898,6 @@ def test_a_term_that_overflows_ends_no_ensemble() -> None:
     assert keys.ACCURACY in result.evaluate_metrics_clientapp[1]
 
 
-class Refusing(RidgeLearner):
-    """Rebuilds any model and predicts nothing."""
-
-    def logits(self, x: Any) -> Any:
-        raise ValueError(f"patient 4711 in {x}")
-
-
 @pytest.mark.parametrize("name", ["unknown", "refusing"])
 def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> None:
     """All others are summed and kept, also in the rounds after."""
@@ -1062,17 +1023,15 @@ def train_with_noise(private_distill: bool, journal_folder: Any = None) -> tuple
             private_distill=private_distill,
         )
 
-    def load(context: Context) -> Party:
-        number = int(context.node_config[keys.PARTITION_ID])
+    def make(number: int) -> Party:
         party = toy_party(number, num_records=(40, 24)[number])
-        journal = None
-        if journal_folder is not None:
-            fingerprint = data_fingerprint(party.x, party.y)
-            journal = PartyJournal(journal_folder / str(number), fingerprint=fingerprint)
-        return replace(party, learner_fn=learner_fn, learner_name="linear", journal=journal)
+        own = {"learner_fn": learner_fn, "learner_name": "linear"}
+        journal = journal_folder and journal_of(party, journal_folder / str(number))
+        return replace(party, **own, journal=journal)
 
     strategy = classification("avgkd", 2, learner_fn=learner_fn, learner_name="linear")
-    return strategy, run_local(strategy, client_app(load, roles=ROLES), 2, num_rounds=2)
+    app = client_app(loading(make), roles=ROLES)
+    return strategy, run_local(strategy, app, 2, num_rounds=2)
 
 
 def dp_accounting_epsilon(records: int, steps: int) -> float:
@@ -1145,11 +1104,10 @@ def test_models_that_got_lost_have_been_paid_for(scheme: str) -> None:
 def test_an_agent_that_returns_as_another_node_pays_for_both() -> None:
     """The new node has forgotten what the old one spent; the server has not."""
 
-    def load(context: Context) -> Party:
-        number = min(1, int(context.node_config[keys.PARTITION_ID]))
-        return replace(private(load_ridge(context)), partition_id=number)
+    def make(number: int) -> Party:
+        return replace(private(ridge_party(number)), partition_id=min(1, number))
 
-    strategy, grid = classification("avgkd", 2), Recorder(load, 3)
+    strategy, grid = classification("avgkd", 2), Recorder(loading(make), 3)
     grid.away = {2}
     step(strategy, grid)
     step(strategy, grid)
@@ -1219,10 +1177,7 @@ def test_a_journal_counts_every_round_and_can_refuse_one(tmp_path: Any) -> None:
     """A party with a budget stops taking part when it is used up, and measures in silence."""
 
     def journaled(party: Party) -> Party:
-        journal = PartyJournal(
-            tmp_path, fingerprint=data_fingerprint(party.x, party.y), max_epsilon=1.5
-        )
-        return replace(private(party), journal=journal)
+        return replace(private(party), journal=journal_of(party, tmp_path, max_epsilon=1.5))
 
     strategy = classification("avgkd", 2)
     grid = InMemoryGrid(client_app(load_changed(journaled, 1), roles=ROLES), 2)
