@@ -102,13 +102,17 @@ def journal_of(party: Party, folder: Path, **limits: Any) -> PartyJournal:
     return PartyJournal(folder, fingerprint=own, **limits)
 
 
+def with_journal(party: Party, folder: Path, **limits: Any) -> Party:
+    return replace(party, journal=journal_of(party, folder, **limits))
+
+
 def journal_app(folder: Path, **limits: Any) -> ClientApp:
     """Return the app of toy parties that keep their state in a folder each."""
 
     def load(context: Context) -> Party:
         party = load_toy_party(context)
-        journal = journal_of(party, folder / str(party.partition_id), **limits)
-        return replace(party, journal=journal, run=str(context.run_id))
+        kept = with_journal(party, folder / str(party.partition_id), **limits)
+        return replace(kept, run=str(context.run_id))
 
     return client_app(load)
 

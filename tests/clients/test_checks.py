@@ -29,7 +29,13 @@ from clients.tabular.sklearn import SklearnLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require_data
-from fl_strategies.learners import Recipe
+from fl_strategies.learners import (
+    EnsembleLearner,
+    IncrementalLearner,
+    PortableLearner,
+    Recipe,
+    SoftLearner,
+)
 
 
 class CentroidLearner(TabularLearner):
@@ -61,9 +67,11 @@ def centroids(**_: Any) -> CentroidLearner:
 
 
 def test_a_small_wrapper_passes() -> None:
-    """A wrapper of a few lines around any model is a full learner."""
+    """A few lines around any model are enough, also of scores, or where none can travel."""
     check_learner(centroids)
     check_learner(lambda: CentroidLearner(num_classes=5), num_classes=5, num_features=1)
+    check_learner(lambda: Soft(num_classes=3))
+    check_learner(FourMethods)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +128,6 @@ class FourMethods:
         return self.inner.logits(x)
 
 
-def test_a_learner_need_not_travel() -> None:
-    """The four methods of a learner are enough; the rules of others do not apply."""
-    check_learner(FourMethods)
-
-
 def test_seeding_the_shared_generator_is_found() -> None:
     """A learner that sets the same global seed in every fit is found all the same."""
 
@@ -146,6 +149,8 @@ def test_torch_passes() -> None:
     )
 
     check_learner(factory)
+    for kind in (EnsembleLearner, SoftLearner, IncrementalLearner, PortableLearner):
+        assert isinstance(factory(), kind)
 
 
 @pytest.mark.parametrize(
@@ -304,11 +309,6 @@ class Soft(CentroidLearner):
         require_data(bool(np.isfinite(targets).all()), "Soft", "targets", "finite", "NaN")
         require_data(targets.min() >= 0, "Soft", "targets", "probabilities", "less than 0")
         return self.fit(x, targets.argmax(axis=1), rng=rng)
-
-
-def test_a_learner_of_scores_passes() -> None:
-    """The rules of soft learners hold for one that keeps them."""
-    check_learner(lambda: Soft(num_classes=3))
 
 
 def guessing(usual: Any, self: Any, x: Array) -> IntArray:

@@ -120,25 +120,21 @@ def test_trees_without_a_limit_tell_rows_apart() -> None:
     assert grow(rows, y).values.max(axis=1).mean() > 0.98
 
 
-def test_packing_rows_anew_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deep nodes get words of their own rows, and split exactly as before."""
-    x, y = digits(num_rows=700)
-    rows = x.astype(np.float32)
-    packed = grow(rows, y)
-
-    monkeypatch.setattr(forest_growing, "_is_sparse", lambda *_: False)
-
-    assert same_trees(packed, grow(rows, y))
-
-
-def test_memory_limits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees that are grown in small portions are the same."""
+@pytest.mark.parametrize(
+    "changes",
+    [{"_is_sparse": lambda *_: False}, {"_STAGE_BYTES": 2**14, "_WORDS_AT_ONCE": 2**9}],
+    ids=["packing", "memory"],
+)
+def test_how_trees_are_grown_changes_nothing(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deep nodes with words of their own rows, or small portions, give the same trees."""
     x, y = digits(num_rows=700)
     rows = x.astype(np.float32)
     usual = grow(rows, y)
 
-    monkeypatch.setattr(forest_growing, "_STAGE_BYTES", 2**14)
-    monkeypatch.setattr(forest_growing, "_WORDS_AT_ONCE", 2**9)
+    for name, value in changes.items():
+        monkeypatch.setattr(forest_growing, name, value)
 
     assert same_trees(usual, grow(rows, y))
 

@@ -148,15 +148,6 @@ def test_distant_data_lose_no_digits() -> None:
     assert np.allclose(shifted, kernel_ridge().predict(NEW), atol=1e-6)
 
 
-def test_rows_are_answered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many pairs are compared at once has no effect beyond the last bits."""
-    together = kernel_ridge().predict(NEW)
-
-    monkeypatch.setattr("clients.tabular.kernel._PAIRS_AT_ONCE", 65)
-
-    assert np.allclose(kernel_ridge().predict(NEW), together, atol=1e-12)
-
-
 @given(
     rank=st.integers(1, 6),
     shift=st.sampled_from([0.0, 1e-6, 1e-2, 10.0]),
@@ -245,13 +236,9 @@ def test_coefficients_are_all_that_travels() -> None:
 # --- travel and refusals ------------------------------------------------------------------
 
 
-def test_a_kernel_model_is_its_rows() -> None:
-    """What the docstring warns of is so: the training rows are on the wire."""
-    assert np.array_equal(kernel_ridge().to_arrays()["support-rows"], X)
-
-
 def test_rows_stay_at_home_unless_told_otherwise() -> None:
-    """By default a model does not travel, and one sentence says why; it still receives."""
+    """A kernel model is its rows: by default it does not travel, but still receives."""
+    assert np.array_equal(kernel_ridge().to_arrays()["support-rows"], X)
     received = KernelRidgeLearner(num_classes=2, task="regression").from_arrays(
         kernel_ridge().to_arrays()
     )
@@ -271,48 +258,6 @@ def test_another_kernel_is_refused(other: dict[str, Any]) -> None:
 
     with pytest.raises(KnowledgeMismatch, match=r"kernel must be .* as here"):
         receiver.from_arrays(kernel_ridge().to_arrays())
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("support-rows", np.zeros((0, 4))),
-        ("support-rows", np.zeros((30, 3))),
-        ("support-rows", np.zeros(30)),
-        ("support-rows", np.float64(1.0)),
-        ("dual-coefficients", np.zeros((29, 2))),
-        ("dual-coefficients", np.zeros((30, 3))),
-        ("kernel", np.zeros(3)),
-    ],
-)
-def test_forged_kernel_models_are_refused(name: str, value: Array) -> None:
-    """Rows and coefficients must fit each other and the width."""
-    receiver = KernelRidgeLearner(num_classes=2, task="regression")
-
-    with pytest.raises(KnowledgeMismatch, match=f"{name} must be"):
-        receiver.from_arrays({**kernel_ridge().to_arrays(), name: value})
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("kernel", "cosine"),
-        ("ridge", -0.1),
-        ("ridge", np.inf),
-        ("ridge", np.nan),
-        ("gamma", 0.0),
-        ("gamma", np.inf),
-        ("degree", 0),
-        ("offset", -1.0),
-    ],
-)
-def test_bad_settings_are_refused(setting: str, value: Any) -> None:
-    """A setting outside its range is named with its value."""
-    with pytest.raises(InvalidParameter, match=f"KernelRidgeLearner: {setting} must be"):
-        kernel_ridge(**{setting: value})
-    if setting == "ridge":
-        with pytest.raises(InvalidParameter, match="RidgeLearner: ridge must be"):
-            ridge(ridge=value)
 
 
 def test_rows_that_overflow_the_kernel_are_refused() -> None:
@@ -434,34 +379,47 @@ def test_only_the_generator_is_random() -> None:
     assert not np.array_equal(first["frequencies"], other["frequencies"])
 
 
-def test_features_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many values are held at once has no effect beyond the last bits."""
-    together = waves().predict(NEW)
+@pytest.mark.parametrize(
+    ("make", "limit", "most", "atol"),
+    [(kernel_ridge, "_PAIRS_AT_ONCE", 65, 1e-12), (waves, "_VALUES_AT_ONCE", 100, 1e-5)],
+)
+def test_how_much_is_held_at_once_has_no_effect(
+    make: Any, limit: str, most: int, atol: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither pairs of rows nor features, beyond the last bits."""
+    together = make().predict(NEW)
 
-    monkeypatch.setattr("clients.tabular.kernel._VALUES_AT_ONCE", 100)
+    monkeypatch.setattr(f"clients.tabular.kernel.{limit}", most)
 
-    assert np.allclose(waves().predict(NEW), together, atol=1e-5)
+    assert np.allclose(make().predict(NEW), together, atol=atol)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("make", "name", "value"),
     [
-        ("centre", np.zeros(3)),
-        ("scales", np.full(4, np.inf)),
-        ("frequencies", np.zeros((4, 50))),
-        ("frequencies", np.zeros((4, 51), dtype=np.float32)),
-        ("frequencies", np.broadcast_to(np.float32(1), (4, 50))),
-        ("phases", np.zeros(51, dtype=np.float32)),
-        ("coefficients", np.zeros((50, 3))),
-        ("intercepts", np.zeros(3)),
+        (kernel_ridge, "support-rows", np.zeros((0, 4))),
+        (kernel_ridge, "support-rows", np.zeros((30, 3))),
+        (kernel_ridge, "support-rows", np.zeros(30)),
+        (kernel_ridge, "support-rows", np.float64(1.0)),
+        (kernel_ridge, "dual-coefficients", np.zeros((29, 2))),
+        (kernel_ridge, "dual-coefficients", np.zeros((30, 3))),
+        (kernel_ridge, "kernel", np.zeros(3)),
+        (waves, "centre", np.zeros(3)),
+        (waves, "scales", np.full(4, np.inf)),
+        (waves, "frequencies", np.zeros((4, 50))),
+        (waves, "frequencies", np.zeros((4, 51), dtype=np.float32)),
+        (waves, "frequencies", np.broadcast_to(np.float32(1), (4, 50))),
+        (waves, "phases", np.zeros(51, dtype=np.float32)),
+        (waves, "coefficients", np.zeros((50, 3))),
+        (waves, "intercepts", np.zeros(3)),
     ],
 )
-def test_forged_features_are_refused(name: str, value: Array) -> None:
-    """Numbers of features and outputs are the receiver's own."""
-    receiver = RandomFeaturesLearner(num_classes=2, task="regression", num_features=50)
+def test_forged_models_are_refused(make: Any, name: str, value: Array) -> None:
+    """Rows, coefficients and features must fit each other, the width and the receiver."""
+    model = make()
 
     with pytest.raises(KnowledgeMismatch, match=f"{name} must be"):
-        receiver.from_arrays({**waves().to_arrays(), name: value})
+        model.from_arrays({**model.to_arrays(), name: value})
 
 
 @pytest.mark.parametrize("name", ["centre", "scales", "frequencies", "phases"])
@@ -476,11 +434,21 @@ def test_huge_received_features_stay_finite(name: str) -> None:
     assert np.isfinite(twin.predict(NEW)).all()
 
 
+RANGES = {
+    kernel_ridge: [
+        *(("ridge", value) for value in (-0.1, np.inf, np.nan)),
+        *(("gamma", value) for value in (0.0, np.inf)),
+        *(("kernel", "cosine"), ("degree", 0), ("offset", -1.0)),
+    ],
+    ridge: [("ridge", value) for value in (-0.1, np.inf, np.nan)],
+    waves: [("num_features", 0), *(("ridge", value) for value in (0.0, -1.0, np.inf))],
+}
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [("num_features", 0), ("ridge", 0.0), ("ridge", -1.0), ("ridge", np.inf)],
+    ("make", "setting", "value"), [(make, *wrong) for make in RANGES for wrong in RANGES[make]]
 )
-def test_bad_settings_of_random_features_are_refused(setting: str, value: Any) -> None:
+def test_bad_settings_are_refused(make: Any, setting: str, value: Any) -> None:
     """A setting outside its range is named with its value."""
-    with pytest.raises(InvalidParameter, match=f"RandomFeaturesLearner: {setting} must be"):
-        waves(**{setting: value})
+    with pytest.raises(InvalidParameter, match=f"^{type(make()).__name__}: {setting} must be"):
+        make(**{setting: value})

@@ -46,6 +46,7 @@ from fl_strategies.learners import (
 )
 from simulations.config import Settings
 from simulations.models import LEARNERS, learner_factory
+from tests.clients.digits import generator
 
 NUM_CLASSES = 3
 SOFT = Recipe(loss="cross-entropy", link="softmax")
@@ -56,10 +57,6 @@ CLASSIFIERS = tuple(LEARNERS)[: tuple(LEARNERS).index("xgboost-scores")]
 SCORERS = ("xgboost-scores", "forest-scores", "kernel-ridge", "ridge", "random-features")
 FOR_VECTORS = (*CLASSIFIERS, *SCORERS, "mlp")
 QUICK = Settings.of(num_trees=10, boosting_rounds=10, epochs=5)
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def named(name: str, num_classes: int = NUM_CLASSES, **other: Any) -> SoftLearner:

@@ -22,15 +22,7 @@ from fl_strategies.errors import (
     KnowledgeMismatch,
     NotFitted,
 )
-from fl_strategies.learners import (
-    EnsembleLearner,
-    IncrementalLearner,
-    Learner,
-    PortableLearner,
-    SoftLearner,
-    TrainingSet,
-    fit_ensemble,
-)
+from fl_strategies.learners import TrainingSet, fit_ensemble
 from tests.clients.digits import DIGITS, X, Y, generator
 from tests.clients.networks import (
     assert_twins_match,
@@ -138,12 +130,6 @@ def restored_torch() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_satisfies_the_protocols() -> None:
-    """A strategy that asks for any of the five protocols gets it."""
-    for kind in (Learner, EnsembleLearner, SoftLearner, IncrementalLearner, PortableLearner):
-        assert isinstance(learner(), kind)
-
-
 def test_learns_digits() -> None:
     """A small perceptron learns most of the digits it has not seen."""
     model = learner(epochs=15, learning_rate=5e-3).fit(X[:1200], Y[:1200], rng=generator())
@@ -197,23 +183,17 @@ def test_same_seed_same_bits(module_fn: ModuleFactory) -> None:
 
 @pytest.mark.usefixtures("restored_torch")
 def test_leaves_no_trace_in_torch() -> None:
-    """No verb moves PyTorch's generator or changes its number of threads."""
+    """No verb, nor an error, moves PyTorch's generator or changes its number of threads."""
     torch.set_num_threads(2)
     state = torch.get_rng_state()
     model = learner(with_dropout).fit(X[:50], Y[:50], rng=generator())
+    np.testing.assert_array_equal(model.logits(X), model.logits(X), "dropout is off")
     model.distill(X[:50], model.logits(X[:50]), rng=generator())
     learner().fit_many(consecutive_sets([40, 50]), rngs=generators(2))
     model.from_arrays(model.to_arrays()).predict(X)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.usefixtures("restored_torch")
-def test_threads_are_restored_after_an_error() -> None:
-    """A failing fit gives PyTorch its threads back."""
-    torch.set_num_threads(2)
     with pytest.raises(InvalidData):
         learner().fit(X[:, :5], Y, rng=generator())
+    assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == 2
 
 
@@ -294,11 +274,9 @@ def test_fit_many_returns_new_learners_in_order() -> None:
     assert [twin.predict(X[:1]).item() for twin in twins] == list(range(10))
     with pytest.raises(NotFitted):
         model.predict(X)
-
-
-def test_fit_many_of_nothing_is_nothing() -> None:
-    """No training sets, no twins."""
-    assert learner().fit_many([], rngs=[]) == []
+    assert model.fit_many([], rngs=[]) == []
+    with pytest.raises(InvalidParameter, match=r"rngs must be 10 generators, .* got 2"):
+        model.fit_many(sets, rngs=generators(2))
 
 
 def test_fit_ensemble_uses_fit_many() -> None:
@@ -375,12 +353,6 @@ def test_logits_are_float32_of_every_class() -> None:
     np.testing.assert_array_equal(model.predict(many), logits.argmax(axis=1))
 
 
-def test_logits_use_the_evaluation_mode() -> None:
-    """Dropout is off after training: the same rows give the same scores."""
-    model = learner(with_dropout).fit(X[:50], Y[:50], rng=generator())
-    np.testing.assert_array_equal(model.logits(X), model.logits(X))
-
-
 def test_callers_rows_are_never_written() -> None:
     """A module that works in place changes neither training nor public rows."""
 
@@ -410,23 +382,16 @@ def test_other_number_types_are_converted(convert: Callable[[Array], Array]) -> 
 
 @pytest.mark.parametrize("module_fn", [perceptron, batch_normalised, Tied])
 def test_arrays_carry_everything(module_fn: ModuleFactory) -> None:
-    """A twin made of arrays gives the same bits, and shares no memory with them."""
+    """A twin gives the same bits and shares no memory with them; its maker stays unfitted."""
     model = learner(module_fn).fit(X[:90], Y[:90], rng=generator())
     arrays = model.to_arrays()
-    twin = learner(module_fn).from_arrays(arrays)
-    before = model.logits(X)
+    origin, before = learner(module_fn), model.logits(X)
+    twin = origin.from_arrays(arrays)
     for array in arrays.values():
         array[...] = 0
     np.testing.assert_array_equal(twin.logits(X), before)
     np.testing.assert_array_equal(model.logits(X), before)
     assert set(arrays) == set(module_fn().state_dict())
-
-
-def test_from_arrays_makes_a_new_learner() -> None:
-    """The learner that is asked for a twin stays what it was: unfitted."""
-    model = learner().fit(X[:40], Y[:40], rng=generator())
-    origin = learner()
-    assert origin.from_arrays(model.to_arrays()) is not origin
     with pytest.raises(NotFitted):
         origin.predict(X)
 
@@ -593,7 +558,12 @@ def test_what_is_refused_changes_nothing(
 
 
 def test_bad_rows_to_predict_are_named() -> None:
-    """Rows of another shape than the training rows are refused, also when empty."""
+    """Rows of another shape than the training rows are refused, also when empty, as all are
+    before a fit.
+    """
+    for call in (learner().predict, learner().logits, lambda _: learner().to_arrays()):
+        with pytest.raises(NotFitted, match="TorchLearner: the learner must be fitted first"):
+            call(X)
     model = learner().fit(X[:40], Y[:40], rng=generator())
     for rows in (X[:3, :63], X[:0, :63], X[:3].reshape(3, 8, 8)):
         with pytest.raises(InvalidData, match=r"x must be rows of shape \(64,\)"):
@@ -608,15 +578,6 @@ def test_received_models_name_rows_they_cannot_take() -> None:
     twin = learner().from_arrays(model.to_arrays())
     with pytest.raises(InvalidData, match=r"got shape \(63,\). PyTorch says: mat1 and mat2"):
         twin.predict(X[:, :63])
-
-
-@pytest.mark.parametrize("verb", ["predict", "logits"])
-def test_unfitted_learners_say_so(verb: str) -> None:
-    """There is nothing to read before a fit."""
-    with pytest.raises(NotFitted, match="TorchLearner: the learner must be fitted first"):
-        getattr(learner(), verb)(X)
-    with pytest.raises(NotFitted):
-        learner().to_arrays()
 
 
 @pytest.mark.parametrize(
@@ -663,12 +624,6 @@ def test_bad_modules_are_named(module_fn: ModuleFactory, sentence: str, verb: st
     """A factory of the wrong modules is named before any training."""
     with pytest.raises(InvalidParameter, match=f"module_fn must be a factory of .*{sentence}"):
         VERBS[verb](learner(module_fn), X[:9], Y[:9])
-
-
-def test_every_twin_needs_a_generator() -> None:
-    """Fewer generators than training sets are refused."""
-    with pytest.raises(InvalidParameter, match=r"rngs must be 3 generators, .* got 2"):
-        learner().fit_many(consecutive_sets([9, 9, 9]), rngs=generators(2))
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

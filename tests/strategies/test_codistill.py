@@ -45,7 +45,7 @@ from tests.closed_forms import (
     linear_kernel,
     rbf_kernel,
 )
-from tests.kept import journal_of
+from tests.kept import journal_of, with_journal
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -1177,7 +1177,7 @@ def test_a_journal_counts_every_round_and_can_refuse_one(tmp_path: Any) -> None:
     """A party with a budget stops taking part when it is used up, and measures in silence."""
 
     def journaled(party: Party) -> Party:
-        return replace(private(party), journal=journal_of(party, tmp_path, max_epsilon=1.5))
+        return with_journal(private(party), tmp_path, max_epsilon=1.5)
 
     strategy = classification("avgkd", 2)
     grid = InMemoryGrid(client_app(load_changed(journaled, 1), roles=ROLES), 2)

@@ -25,7 +25,6 @@ from fl_strategies.errors import (
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.privacy.noise import calibrate_scale
@@ -38,6 +37,7 @@ from fl_strategies.strategies.fedmd.options import (
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState, spent_metrics
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels
+from tests.kept import with_journal
 from tests.strategies.test_fedmd import (
     Federation,
     Refitted,
@@ -59,11 +59,6 @@ MAKERS = [linear_party, refitted_party]
 
 def sample_of(state: PartyState) -> list[int]:
     return FedMDPartyState(state.records).sample.tolist()
-
-
-def with_journal(party: Party, folder: Path, **options: Any) -> Party:
-    fingerprint = data_fingerprint(party.x, party.y)
-    return replace(party, journal=PartyJournal(folder, fingerprint=fingerprint, **options))
 
 
 # Noise-free privacy.
@@ -582,26 +577,21 @@ def test_the_smaller_sensitivity_is_for_probabilities_only() -> None:
             mechanism.release(np.array([row]))
 
 
-def test_accuracy_stays_at_home_where_noise_protects() -> None:
-    """It is no noisy release; seeded noise protects nobody, so there it is told."""
-    secret = Federation().run(linear_fedmd(**LDP)).evaluate_metrics_clientapp[1]
-    seeded = linear_fedmd(**LDP, seeded_noise=True)
-    told = Federation().run(seeded)
+def test_noise_does_not_come_from_the_seed_unless_it_is_told_to() -> None:
+    """Two runs of one seed differ, and accuracy stays at home, as it is no noisy release.
 
-    assert keys.ACCURACY not in secret
-    assert told.evaluate_metrics_clientapp[1][keys.ACCURACY] > 0.5
-    assert told.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] == math.inf
-    assert seeded.ledger_.get_epsilon() == math.inf
-
-
-def test_noise_does_not_come_from_the_seed() -> None:
-    """Two runs of one seed differ; two with seeded noise do not."""
+    Two with seeded noise do not; it protects nobody, so accuracy is told.
+    """
     found = []
     for seeded in (False, False, True, True):
         strategy = linear_fedmd(**LDP, seeded_noise=seeded)
-        Federation().run(strategy)
+        result = Federation().run(strategy)
         found.append(strategy.consensus_.tobytes())
+        assert (keys.ACCURACY in result.evaluate_metrics_clientapp[1]) == seeded
+        told = result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE]
+        assert math.isinf(told) == math.isinf(strategy.ledger_.get_epsilon()) == seeded
 
+    assert result.evaluate_metrics_clientapp[1][keys.ACCURACY] > 0.5
     assert found[0] != found[1]
     assert found[2] == found[3]
 
