@@ -1,9 +1,7 @@
 """Models as a hostile sender would make them, at most 1 MB each unless their name says more."""
 
-import io
 import json
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -196,73 +194,6 @@ def label_boosters(num_labels: int) -> tuple[Any, Arrays]:
     return learner, {**label_frame(num_labels), **repeated(part, num_labels)}
 
 
-# Archives of skops, which receivers once read.
-
-
-def node(kind: str, module: str, loader: str, **content: Any) -> dict[str, Any]:
-    return {"__class__": kind, "__module__": module, "__loader__": loader, **content}
-
-
-def member(name: str) -> dict[str, Any]:
-    return node("ndarray", "numpy", "NdArrayNode", type="numpy", file=name)
-
-
-def json_node(value: Any) -> dict[str, Any]:
-    return node("str", "builtins", "JsonNode", content=json.dumps(value), is_json=True)
-
-
-def archived(estimator: Any, arrays: Mapping[str, np.ndarray], learned: dict[str, Any]) -> Any:
-    settings = {name: json_node(value) for name, value in estimator.get_params().items()}
-    attributes = {**settings, **learned}
-    texts = [node("str", "builtins", "TypeNode") for _ in attributes]
-    content = node(
-        "dict",
-        "builtins",
-        "DictNode",
-        content=attributes,
-        key_types=node("list", "builtins", "ListNode", content=texts),
-    )
-    kind = type(estimator)
-    schema = node(kind.__name__, kind.__module__, "ObjectNode", content=content)
-    schema |= {"protocol": 2, "_skops_version": "0.13"}
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("schema.json", json.dumps(schema))
-        for name, array in arrays.items():
-            raw = io.BytesIO()
-            np.save(raw, array)
-            archive.writestr(name, raw.getvalue())
-    return np.frombuffer(file.getvalue(), np.uint8)
-
-
-def one_member_many_times() -> tuple[Any, Arrays]:
-    """Return 10 MB of zeros, deflated to 10 kB, that the schema names 60 times."""
-    big = np.zeros(10 * 2**17)
-    parts = [member("0.npy") for _ in range(60)]
-    learned = {"theta_": node("list", "builtins", "ListNode", content=parts)}
-    archive = archived(GaussianNB(), {"0.npy": big}, learned)
-    return sklearn(GaussianNB()), {**frame(3), "skops": archive}
-
-
-def many_hidden_units() -> tuple[Any, Arrays]:
-    """Return 400,000 hidden units of zeros where the receiver has eight."""
-    units = 400_000
-    estimator = MLPClassifier((8,))
-    sizes = {"0.npy": (WIDTH, units), "1.npy": (units, 3), "2.npy": (units,), "3.npy": (3,)}
-    arrays = {name: np.zeros(size) for name, size in sizes.items()}
-    layers = [member(name) for name in arrays]
-    attributes = {
-        "coefs_": node("list", "builtins", "ListNode", content=layers[:2]),
-        "intercepts_": node("list", "builtins", "ListNode", content=layers[2:]),
-        "hidden_layer_sizes": node("tuple", "builtins", "TupleNode", content=[json_node(8)]),
-        "n_layers_": json_node(3),
-        "n_outputs_": json_node(3),
-        "out_activation_": json_node("softmax"),
-    }
-    archive = archived(estimator, arrays, attributes)
-    return sklearn(estimator), {**frame(3), "skops": archive}
-
-
 # The rest.
 
 
@@ -446,8 +377,6 @@ ATTACKS: Mapping[str, Attack] = {
     "forest of scores: 10000 small trees": lambda: score_trees(chain(3), 10_000),
     "forest of scores: chains": lambda: score_trees(chain(1_000), 55),
     "forest of scores: a full tree": lambda: score_trees(chain(20_000), 1),
-    "archive: one member many times": one_member_many_times,
-    "archive: 400000 hidden units of 8": many_hidden_units,
     "pipeline: 16 million columns": wide_bayes,
     "logistic: 16 million columns": wide_logistic,
     "kernel: many rows": many_support_rows,

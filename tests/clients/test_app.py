@@ -74,12 +74,34 @@ def test_a_party_answers_a_train_message() -> None:
     assert reply.content.metric_records[keys.METRICS][keys.NUM_EXAMPLES] == 40
 
 
-def test_an_unknown_strategy_is_refused() -> None:
-    """A party takes part only in what it knows."""
-    reply = ask("train", RecordDict({keys.CONFIG: config(strategy="steal-data")}))
+KNOWN = ", ".join(sorted([*REGISTRY, "flower"]))
+LACKING: dict[str, tuple[str, RecordDict, str]] = {
+    "a strategy that it knows": (
+        "train",
+        RecordDict({keys.CONFIG: config(strategy="steal-data")}),
+        f"one this party takes part in ({KNOWN}), got 'steal-data'",
+    ),
+    "configuration": ("train", RecordDict(), "must hold 'config', got none"),
+    "a model": (
+        "evaluate",
+        RecordDict({keys.CONFIG: config()}),
+        "an evaluate message must carry a model, got none",
+    ),
+    "arrays of a model": ("evaluate", with_model(ArrayRecord()), "centroids must be (3, 2)"),
+    "meta of knowledge": (
+        "train",
+        RecordDict({keys.CONFIG: config(), keys.ARRAYS: ArrayRecord()}),
+        "must hold the records 'arrays' and 'knowledge-meta'",
+    ),
+}
 
-    known = ", ".join(sorted([*REGISTRY, "flower"]))
-    assert f"one this party takes part in ({known}), got 'steal-data'" in reason(reply)
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_a_message_that_lacks_something_is_refused(lacking: str) -> None:
+    """A party takes part only in what it knows, and reads the server's words as untrusted."""
+    kind, content, sentence = LACKING[lacking]
+
+    assert sentence in reason(ask(kind, content))
 
 
 def test_a_party_can_restrict_its_strategies() -> None:
@@ -87,34 +109,6 @@ def test_a_party_can_restrict_its_strategies() -> None:
     reply = ask("train", RecordDict({keys.CONFIG: config()}), roles={"mine": FedKTParty()})
 
     assert "(mine), got 'fedkt'" in reason(reply)
-
-
-def test_a_message_without_config_is_refused() -> None:
-    """There is nothing to go by."""
-    assert "must hold 'config', got none" in reason(ask("train", RecordDict()))
-
-
-def test_an_evaluate_message_without_model_is_refused() -> None:
-    """There is nothing to evaluate."""
-    reply = ask("evaluate", RecordDict({keys.CONFIG: config()}))
-
-    assert "an evaluate message must carry a model, got none" in reason(reply)
-
-
-def test_a_corrupt_model_is_refused() -> None:
-    """A party reads the server's arrays as untrusted."""
-    reply = ask("evaluate", with_model(ArrayRecord()))
-
-    assert "centroids must be (3, 2)" in reason(reply)
-
-
-def test_arrays_without_meta_are_refused() -> None:
-    """Knowledge needs both records."""
-    content = RecordDict({keys.CONFIG: config(), keys.ARRAYS: ArrayRecord()})
-
-    assert "must hold the records 'arrays' and 'knowledge-meta'" in reason(
-        ask("train", content)
-    )
 
 
 def foreign(_: Context) -> Party:

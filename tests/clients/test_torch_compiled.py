@@ -194,21 +194,14 @@ def soft_loss(recipe: Recipe, scores: Tensor, targets: Tensor) -> Tensor:
     ids=str,
 )
 def test_soft_targets(recipe: Recipe) -> None:
+    """Also shares that do not sum to one, which pull the scores of a row together less."""
     torch.manual_seed(5)
     module = perceptron(20, 20)
-    ours = by_kernels(module, FEW, SHARES, RecipeLoss(recipe))
-    theirs = by_pytorch(module, FEW, SHARES, lambda *given: soft_loss(recipe, *given))
-    assert_same(ours, theirs)
-
-
-def test_shares_need_not_sum_to_one() -> None:
-    """Then the part of a row that pulls scores together is smaller, too."""
-    torch.manual_seed(5)
-    recipe = Recipe(loss="cross-entropy", link="softmax")
-    ours = by_kernels(perceptron(20), FEW, SHARES / 2, RecipeLoss(recipe))
-    torch.manual_seed(5)
-    theirs = by_pytorch(perceptron(20), FEW, SHARES / 2, lambda *g: soft_loss(recipe, *g))
-    assert_same(ours, theirs)
+    several = recipe.loss == "cross-entropy"
+    for shares in (SHARES, SHARES / 2) if several else (SHARES,):
+        ours = by_kernels(module, FEW, shares, RecipeLoss(recipe))
+        theirs = by_pytorch(module, FEW, shares, lambda *given: soft_loss(recipe, *given))
+        assert_same(ours, theirs)
 
 
 def test_numbers_to_regress_on() -> None:
@@ -236,6 +229,7 @@ def of(x: Array = FEW, *, module: nn.Module | None = None, **settings: Any) -> A
 
 
 def test_what_kernels_cannot_do_is_left_to_pytorch() -> None:
+    """Other losses, layers and widths, and perceptrons of different architectures."""
     module = nn.Sequential(nn.Linear(INPUTS, 20), nn.Tanh(), nn.Linear(20, CLASSES))
     sigmoid = RecipeLoss(Recipe(loss="mse", link="sigmoid"))
 
@@ -244,6 +238,7 @@ def test_what_kernels_cannot_do_is_left_to_pytorch() -> None:
     assert of(loss=sigmoid) is None
     assert of(FEW[:, :12]) is None
     assert PerceptronStack.of([module]) is None
+    assert PerceptronStack.of([small_perceptron(), without_relu()]) is None
 
 
 def test_where_kernels_are_slower_pytorch_trains() -> None:
@@ -361,8 +356,9 @@ def test_sparse_rows_are_the_rows(name: str, size: int) -> None:
     np.testing.assert_allclose(unpacked(x), x.reshape(size, -1), rtol=1e-6, atol=1e-6)
 
 
-def test_more_rows_than_a_chunk_has() -> None:
-    x = np.tile(FEW, (14, 1))
+@pytest.mark.parametrize("x", [np.tile(FEW, (14, 1)), np.where(FEW == 0, np.float32(1e9), FEW)])
+def test_neither_many_rows_nor_a_large_common_number_cost_digits(x: Array) -> None:
+    """A mark for what is missing is no background: 1e9 - 1 + 1 would be 0 in float32."""
     np.testing.assert_array_equal(unpacked(x), x)
 
 
@@ -372,12 +368,6 @@ def test_only_what_differs_is_kept() -> None:
     for name in ("sparse", "background", "background by column"):
         assert len(sparse_rows(ROWS[name]).values) == np.count_nonzero(FEW)
     assert share_of_others(NUMBERS) == 1.0
-
-
-def test_a_large_common_number_costs_no_digits() -> None:
-    """A mark for what is missing is no background: 1e9 - 1 + 1 would be 0 in float32."""
-    x = np.where(FEW == 0, np.float32(1e9), FEW)
-    np.testing.assert_array_equal(unpacked(x), x)
 
 
 def test_numbers_beyond_float32_are_refused() -> None:
@@ -513,13 +503,8 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_other_modules_are_left_to_pytorch(make: Callable[[], nn.Module]) -> None:
-    """By hand only what is surely a small_perceptron."""
+    """By hand only what is surely a perceptron."""
     assert PerceptronStack.of([make(), make()]) is None
-
-
-def test_other_architectures_are_left_to_pytorch() -> None:
-    """Even if each is a small_perceptron."""
-    assert PerceptronStack.of([small_perceptron(), without_relu()]) is None
 
 
 @pytest.mark.parametrize(

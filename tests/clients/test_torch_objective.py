@@ -234,11 +234,16 @@ class Pooled(nn.Module):
 
 
 def test_unknown_terms_are_refused() -> None:
-    """A term that a learner would ignore changes what is learned without a word."""
+    """A term that a learner would ignore changes what is learned without a word.
+
+    A negative pull would push the weights away without end.
+    """
     other: Any = SimpleNamespace(strength=1.0)
     sentence = "terms of an objective must be Proximal.* got SimpleNamespace"
     with pytest.raises(UnsupportedLearner, match=sentence):
         going_on(learner(), other)
+    with pytest.raises(InvalidParameter, match=r"Proximal: mu must be finite and at least 0"):
+        Proximal(mu=-1.0)
 
 
 def test_a_record_pulled_to_its_prototype_is_clipped() -> None:
@@ -349,12 +354,6 @@ def test_arrays_of_other_weights_are_refused(
     assert all(np.array_equal(before[n], a) for n, a in model.to_arrays().items())
 
 
-def test_a_negative_pull_is_refused() -> None:
-    """It would push the weights away without end."""
-    with pytest.raises(InvalidParameter, match=r"Proximal: mu must be finite and at least 0"):
-        Proximal(mu=-1.0)
-
-
 def test_learners_without_weights_say_that_they_take_no_objective() -> None:
     """A strategy asks before any record is touched."""
     from sklearn.tree import DecisionTreeClassifier
@@ -439,18 +438,14 @@ def test_the_processor_is_the_default_and_auto_picks_what_is_there(make: Any) ->
 def test_a_device_that_is_missing_is_a_sentence(
     make: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names what there is instead."""
+    """It names what there is instead, or the names that are known."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     sentence = rf"device must be available on this machine \(cpu\), got '{name}'"
     with pytest.raises(InvalidParameter, match=sentence):
         make(device=name)
-
-
-def test_an_unknown_device_is_a_sentence() -> None:
-    """With the names that are known."""
     with pytest.raises(InvalidParameter, match="device must be one of auto, cpu, cuda, mps"):
-        learner(device="tpu")
+        make(device="tpu")
 
 
 class Viewing(nn.Module):

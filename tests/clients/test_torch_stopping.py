@@ -187,21 +187,23 @@ def test_the_last_epoch_is_looked_at() -> None:
     np.testing.assert_array_equal(patient.logits(X), plain.logits(X))
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_impossible_shares_are_refused(share: float) -> None:
-    with pytest.raises(InvalidParameter, match="validation_share must be at least 0 and below"):
-        learner(validation_share=share)
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        *(
+            ({"validation_share": share}, "validation_share must be at least 0 and below")
+            for share in (-0.1, 1.0, float("nan"))
+        ),
+        ({"patience": -1}, "patience must be a whole number, at least 0"),
+        ({"patience": 0}, "patience must be at least 1 with a validation"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], rule: str) -> None:
+    """Rows that are held out and never asked would be lost.
 
-
-def test_impossible_patience_is_refused() -> None:
-    """Rows that are held out and never asked would be lost."""
-    with pytest.raises(InvalidParameter, match="patience must be a whole number, at least 0"):
-        learner(patience=-1)
-    with pytest.raises(InvalidParameter, match="patience must be at least 1 with a validation"):
-        learner(patience=0)
-
-
-def test_private_training_refuses_it() -> None:
-    """When to stop would be a release without noise."""
+    When to stop private training would be a release without noise.
+    """
+    with pytest.raises(InvalidParameter, match=rule):
+        learner(**settings)
     with pytest.raises(InvalidParameter, match="patience must be omitted in private"):
         DPTorchLearner(perceptron, num_classes=2, noise_multiplier=1.0, patience=5)

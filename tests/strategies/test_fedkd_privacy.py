@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET, client_app
@@ -15,10 +15,10 @@ from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.bounds.theorems import gaussian_epsilon
 from fl_strategies.privacy.events import GaussianEvent, LaplaceEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
-from tests.toys import Careful, CentroidLearner, load_toy_party, toy_fedkd
+from tests.kept import with_journal
+from tests.toys import Careful, CentroidLearner, load_toy_party, loading, toy_fedkd, toy_party
 
 NUM_PARTIES = 4
 APP = client_app(load_toy_party)
@@ -88,30 +88,25 @@ def test_noisy_counts_protect_examples_and_are_paid_for() -> None:
     assert metrics[keys.EPSILON_PARTY] == math.inf
 
 
-def test_a_target_is_met() -> None:
-    """The noise is just strong enough for the epsilon that was asked for."""
-    strategy = toy_fedkd(weights="uniform", noise="gaussian", target_epsilon=2.0)
-    run(strategy)
-
-    assert 1.95 < strategy.ledger_.get_epsilon() <= 2.0
+COUNTED = {"weights": "noisy-counts", "count_epsilon": 0.5}
 
 
-@pytest.mark.parametrize("seeded_noise", [False, True])
-def test_a_target_covers_the_counts_too(seeded_noise: bool) -> None:
-    """Counts and scores together keep the target; a seed takes the promise away."""
-    strategy = toy_fedkd(
-        weights="noisy-counts",
-        noise="gaussian",
-        target_epsilon=2.0,
-        count_epsilon=0.5,
-        max_epsilon=None if seeded_noise else 2.0,
-        seeded_noise=seeded_noise,
-    )
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({"weights": "uniform"}, 1.95),
+        ({**COUNTED, "max_epsilon": 2.0}, 1.9),
+        ({**COUNTED, "seeded_noise": True}, math.inf),
+    ],
+)
+def test_a_target_is_met(settings: dict[str, Any], least: float) -> None:
+    """By noise that is just strong enough, with the counts; a seed takes the promise away."""
+    strategy = toy_fedkd(noise="gaussian", target_epsilon=2.0, **settings)
     run(strategy)
 
     assert strategy.model_
     epsilon = strategy.ledger_.get_epsilon()
-    assert epsilon == math.inf if seeded_noise else 1.9 < epsilon <= 2.0
+    assert epsilon == math.inf if least == math.inf else least < epsilon <= 2.0
 
 
 def test_counts_may_not_cost_all_of_the_target() -> None:
@@ -121,20 +116,16 @@ def test_counts_may_not_cost_all_of_the_target() -> None:
 
 
 def test_the_scale_is_in_the_ledger_at_once() -> None:
-    """Also if no scores ever follow."""
+    """Also if no scores ever follow; a scale without a price is within no budget."""
     strategy = toy_fedkd(scale="max", weights="uniform", gamma=1.0)
     with pytest.raises(RunFailed, match="run a second round"):
         run(strategy, num_rounds=1)
 
     assert strategy.ledger_.get_epsilon() == math.inf
     assert "largest logit" in strategy.ledger_.statement()
-
-
-def test_a_budget_refuses_the_largest_logit() -> None:
-    """A scale without a price cannot be within any budget."""
-    strategy = toy_fedkd(scale="max", weights="uniform", gamma=1.0, max_epsilon=5.0)
+    limited = toy_fedkd(scale="max", weights="uniform", gamma=1.0, max_epsilon=5.0)
     with pytest.raises(RunFailed, match="epsilon must be at most 5"):
-        run(strategy, num_rounds=2)
+        run(limited, num_rounds=2)
 
 
 def test_the_budget_is_checked_before_the_noise_is_drawn() -> None:
@@ -149,26 +140,37 @@ def test_the_budget_is_checked_before_the_noise_is_drawn() -> None:
 def guarded(folder: Path, max_epsilon: float | None, learner: type[CentroidLearner]) -> Any:
     """Return an app whose parties keep journals."""
 
-    def load(context: Context) -> Party:
-        party = load_toy_party(context)
-        journal = PartyJournal(
-            folder / str(party.partition_id),
-            fingerprint=data_fingerprint(party.x, party.y),
-            max_epsilon=max_epsilon,
-        )
-        return replace(party, journal=journal, run="one", learner_fn=learner)
+    def load(number: int) -> Party:
+        party = replace(toy_party(number), run="one", learner_fn=learner)
+        return with_journal(party, folder / str(number), max_epsilon=max_epsilon)
 
-    return client_app(load)
+    return client_app(loading(load))
 
 
-def test_a_party_with_a_budget_sends_no_bare_logits(tmp_path: Path) -> None:
-    """The server's noise comes after the logits have left: the party refuses by itself."""
-    strategy = toy_fedkd(weights="uniform", noise="gaussian", target_epsilon=1.0)
+@pytest.mark.parametrize(
+    ("settings", "learner", "reason"),
+    [
+        (
+            {"weights": "uniform", "noise": "gaussian", "target_epsilon": 1.0},
+            CentroidLearner,
+            "protected, by its budget",
+        ),
+        ({"weights": "counts"}, Careful, NO_BUDGET),
+    ],
+)
+def test_a_party_with_a_budget_sends_no_bare_logits_and_no_exact_counts(
+    settings: dict[str, Any], learner: type[CentroidLearner], reason: str, tmp_path: Path
+) -> None:
+    """The server's noise comes after the logits have left: the party refuses by itself.
+
+    Even a private model's party keeps its class counts to itself.
+    """
+    strategy = toy_fedkd(**settings)
     with pytest.raises(RunFailed, match=r"all the same: none\."):
-        run(strategy, guarded(tmp_path, 3.0, CentroidLearner))
+        run(strategy, guarded(tmp_path, 3.0, learner))
 
     assert len(strategy.rejected_) == NUM_PARTIES
-    assert all("protected, by its budget" in why for why in strategy.rejected_.values())
+    assert all(reason in why for why in strategy.rejected_.values())
 
 
 def test_privately_trained_parties_send_logits_for_free(tmp_path: Path) -> None:
@@ -196,13 +198,3 @@ def test_asking_again_costs_again_also_without_a_journal() -> None:
     assert told == [
         pytest.approx(claim(events, 1e-5).epsilon) for events in (Careful.privacy_events, twice)
     ]
-
-
-def test_exact_counts_are_refused_by_a_party_with_a_budget(tmp_path: Path) -> None:
-    """Even a private model's party keeps its class counts to itself."""
-    strategy = toy_fedkd(weights="counts")
-    with pytest.raises(RunFailed, match=r"all the same: none\."):
-        run(strategy, guarded(tmp_path, 50.0, Careful))
-
-    assert set(strategy.rejected_.values()) == {NO_BUDGET}
-    assert len(strategy.rejected_) == NUM_PARTIES

@@ -22,13 +22,13 @@ from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, PrivacyBud
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.bounds.theorems import gaussian_epsilon
 from fl_strategies.privacy.events import GaussianEvent, NoisyMaxEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.fedkt.party import teacher_counts, train_teachers
 from fl_strategies.strategies.fedkt.server import PartyVotes
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels, unpack_labels
 from simulations.runtime.local import run_local
+from tests.kept import with_journal
 from tests.toys import (
     NUM_CLASSES,
     PUBLIC,
@@ -372,18 +372,17 @@ def test_bought_counts_take_a_tenth_of_the_target() -> None:
 def test_bought_counts_are_in_the_partys_journal(tmp_path: Path) -> None:
     """Beside the votes, before anything leaves, and within its budget or not at all."""
     party, asked = toy_party(0), {**BOUGHT, "num_queries": 4}
-    fingerprint = data_fingerprint(party.x, party.y)
-    journals = [
-        PartyJournal(tmp_path / str(budget), fingerprint=fingerprint, max_epsilon=budget)
+    able, unable = (
+        replace(with_journal(party, tmp_path / str(budget), max_epsilon=budget), run="1")
         for budget in (2.0, 1.9)
-    ]
-    train(replace(party, journal=journals[0], run="1"), **asked)
-    ((votes, num_votes), (counts, once)) = journals[0].releases_of("1")[0]
+    )
+    train(able, **asked)
+    ((votes, num_votes), (counts, once)) = able.journal.releases_of("1")[0]
 
     assert (type(votes), num_votes) == (NoisyMaxEvent, 4)
     assert (type(counts), once) == (GaussianEvent, 1)
     with pytest.raises(PrivacyBudgetExceeded):
-        train(replace(party, journal=journals[1], run="1"), **asked)
+        train(unable, **asked)
 
 
 def test_seeded_counts_repeat_and_protect_nobody() -> None:

@@ -15,12 +15,12 @@ from fl_strategies import FedKT, FedKTParty, Knowledge, Party
 from fl_strategies.aggregation.votes import count_votes, least_agreeing
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.noise import VotePrivacy, choose_queries
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels
 from simulations.runtime.local import run_local
+from tests.kept import with_journal
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -210,13 +210,11 @@ def test_a_party_with_a_journal_keeps_its_accuracy_whatever_the_server_says(
 ) -> None:
     """A server that calls the run L0 in its evaluate message still learns nothing."""
     party = toy_party(0)
-    journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
     model = Knowledge("model", CentroidLearner().to_arrays(), {keys.LEARNER: "centroid"})
 
     _, open_party = FedKTParty().evaluate(party, model, config(), PartyState())
-    _, guarded = FedKTParty().evaluate(
-        replace(party, journal=journal), model, config(), PartyState()
-    )
+    kept = with_journal(party, tmp_path)
+    _, guarded = FedKTParty().evaluate(kept, model, config(), PartyState())
 
     assert not math.isnan(open_party[keys.ACCURACY])
     assert math.isnan(guarded[keys.ACCURACY])

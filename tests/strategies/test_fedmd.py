@@ -342,25 +342,21 @@ def second_loses(number: int) -> Callable[..., InMemoryGrid]:
 
 
 def test_a_round_without_enough_answers_keeps_the_last_consensus() -> None:
-    """It is sent again with its own round, and nobody digests it twice."""
-    SoftmaxRegression.digests.clear()
-    strategy = linear_fedmd(payload="softmax", evaluate=False)
-    result = Federation(grid=second_loses(3)).run(strategy, 3)
+    """It is sent again with its own round, nobody digests it twice, and answers are forgotten.
+
+    One answer that came in vain leaves the next consensus as if it had not come.
+    """
+    found = []
+    for lost in (4, 3):
+        SoftmaxRegression.digests.clear()
+        strategy = linear_fedmd(payload="softmax", evaluate=False)
+        result = Federation(grid=second_loses(lost)).run(strategy, 3)
+        found.append(strategy.consensus_.tobytes())
 
     assert list(result.train_metrics_clientapp) == [1, 3]
     first = PUBLIC[public_rows(0, 1, 60, 30)].tobytes()
     assert SoftmaxRegression.digests == [first] * 4
     np.testing.assert_array_equal(strategy.indices_, public_rows(0, 3, 60, 30))
-
-
-def test_answers_of_a_round_that_failed_are_forgotten() -> None:
-    """One answer that came in vain leaves the next consensus as if it had not come."""
-    found = []
-    for lost in (4, 3):
-        strategy = linear_fedmd(payload="softmax", evaluate=False)
-        Federation(grid=second_loses(lost)).run(strategy, 3)
-        found.append(strategy.consensus_.tobytes())
-
     assert found[0] == found[1]
 
 
@@ -567,26 +563,17 @@ def test_a_party_checks_what_the_server_says(
         FedMDParty().train(linear_party(0), received, config, PartyState())
 
 
-def test_a_party_without_records_or_with_another_task_says_so() -> None:
-    """One sentence each, naming the party."""
-    config, party = request(linear_fedmd()), linear_party(3)
-    empty = replace(party, x=party.x[:0], y=party.y[:0])
+def test_evaluating_needs_a_model_and_a_consensus_and_training_the_servers_task() -> None:
+    """A party that never trained, a message without a consensus, another task: all named."""
+    config, party, state = request(linear_fedmd()), linear_party(3), PartyState()
     numbers = replace(party, task="regression", y=np.zeros((40, 3)), x_test=None, y_test=None)
 
-    with pytest.raises(KnowledgeMismatch, match="Party 3: x must be records to learn from"):
-        FedMDParty().train(empty, None, config, PartyState())
+    with pytest.raises(NotFitted, match="Party 3: a consensus must find a model"):
+        FedMDParty().evaluate(party, consensus_message(), config, state)
+    with pytest.raises(KnowledgeMismatch, match="must carry a consensus, got 'model'"):
+        FedMDParty().evaluate(party, Knowledge("model", {}), config, state)
     with pytest.raises(KnowledgeMismatch, match="Party 3: task must be single-label for FedMD"):
         FedMDParty().train(numbers, None, config, PartyState())
-
-
-def test_evaluating_needs_a_model_and_a_consensus() -> None:
-    """A party that never trained, and a message without a consensus, are named."""
-    config = request(linear_fedmd())
-
-    with pytest.raises(NotFitted, match="Party 0: a consensus must find a model"):
-        FedMDParty().evaluate(linear_party(0), consensus_message(), config, PartyState())
-    with pytest.raises(KnowledgeMismatch, match="must carry a consensus, got 'model'"):
-        FedMDParty().evaluate(linear_party(0), Knowledge("model", {}), config, PartyState())
 
 
 def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> None:
@@ -688,42 +675,59 @@ def test_the_result_of_flower_is_the_consensus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"num_public": 61}, "num_public must be from 1 to 60, the public rows, got 61"),
-        ({"num_public": -1}, "num_public must be from 1 to"),
-        ({"num_classes": 1}, "num_classes must be at least 2"),
-        ({"release": "some"}, "release must be one of none, nfdp, ldp, got 'some'"),
-        ({"payload": "probabilities"}, "payload must be one of logits, softmax, argmax"),
-        ({"epochs_initial": 0}, "epochs_initial must be from 1 to"),
-        ({"epochs_revisit": 0}, "epochs_revisit must be from 1 to"),
-        ({"pretrain_epochs": -1}, "pretrain_epochs must be from 0 to"),
-        ({"consensus": "mode", "payload": "logits"}, "consensus must be one of auto, mean"),
-        ({"consensus": "median"}, "consensus must be mean or class-weighted for labels"),
-        ({"trim_fraction": 0.5}, "trim_fraction must be at least 0 and below 0.5"),
-        ({"pretrain_epochs": 2, "pretrained": {}}, "pretrain_epochs must be 0 if pretrained"),
-        ({"max_epsilon": 1.0}, "max-epsilon must be omitted with these settings"),
-        ({"delta": 0.0}, "delta must be greater than 0 and below 1, got 0.0"),
-    ],
-)
-def test_wrong_use_is_refused_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
-    """Each mistake names its parameter, rule and value."""
-    with pytest.raises(InvalidParameter, match=f"FedMD: {sentence}"):
-        linear_fedmd(**changes)
-
-
-@pytest.mark.parametrize(
     ("kind", "changes", "sentence"),
     [
+        (
+            linear_fedmd,
+            {"num_public": 61},
+            "num_public must be from 1 to 60, the public rows, got 61",
+        ),
+        (linear_fedmd, {"num_public": -1}, "num_public must be from 1 to"),
+        (linear_fedmd, {"num_classes": 1}, "num_classes must be at least 2"),
+        (
+            linear_fedmd,
+            {"release": "some"},
+            "release must be one of none, nfdp, ldp, got 'some'",
+        ),
+        (
+            linear_fedmd,
+            {"payload": "probabilities"},
+            "payload must be one of logits, softmax, argmax",
+        ),
+        (linear_fedmd, {"epochs_initial": 0}, "epochs_initial must be from 1 to"),
+        (linear_fedmd, {"epochs_revisit": 0}, "epochs_revisit must be from 1 to"),
+        (linear_fedmd, {"pretrain_epochs": -1}, "pretrain_epochs must be from 0 to"),
+        (
+            linear_fedmd,
+            {"consensus": "mode", "payload": "logits"},
+            "consensus must be one of auto, mean",
+        ),
+        (
+            linear_fedmd,
+            {"consensus": "median"},
+            "consensus must be mean or class-weighted for labels",
+        ),
+        (
+            linear_fedmd,
+            {"trim_fraction": 0.5},
+            "trim_fraction must be at least 0 and below 0.5",
+        ),
+        (
+            linear_fedmd,
+            {"pretrain_epochs": 2, "pretrained": {}},
+            "pretrain_epochs must be 0 if pretrained",
+        ),
+        (linear_fedmd, {"max_epsilon": 1.0}, "max-epsilon must be omitted with these settings"),
+        (linear_fedmd, {"delta": 0.0}, "delta must be greater than 0 and below 1, got 0.0"),
         (FedMDOptions, {"num_public": 0}, "num_public must be from 1 to"),
         (SampleOnce, {"num_samples": 0}, "num_samples must be from 1 to"),
         (LocalNoise, {"sigma": 0.0}, "sigma must be greater than 0, got 0.0"),
         (LocalNoise, {"target_epsilon": 0.0}, "target_epsilon must be greater than 0"),
     ],
 )
-def test_options_have_no_zero_for_nothing(
+def test_wrong_use_is_refused_in_one_sentence(
     kind: Callable[..., Any], changes: dict[str, Any], sentence: str
 ) -> None:
-    """In Python None leaves a setting out, and 0 is a number like any other."""
+    """Each mistake names its parameter, rule and value; None leaves out, 0 is a number."""
     with pytest.raises(InvalidParameter, match=f"FedMD: {sentence}"):
         kind(**changes)

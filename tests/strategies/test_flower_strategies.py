@@ -168,22 +168,17 @@ def test_an_absurd_proximal_term_is_refused(mu: Any) -> None:
     assert "Server: proximal-mu must be a number from 0.0 to" in reply.error.reason
 
 
-def test_weights_of_another_model_are_refused() -> None:
-    """By one sentence, before any record is touched."""
-    arrays = encode_arrays({"0.weight": np.zeros((8, 2), np.float32)})
-    (reply,) = ask(request(arrays), client_app(load))
-
-    assert reply.error.reason.startswith("Weights: arrays must be those of the model")
-
-
-def test_a_policy_decides_about_flowers_strategies_too() -> None:
-    """They are called flower; and weights without noise leave only if that is allowed."""
+def test_a_party_refuses_weights_of_another_model_and_what_its_policy_does_not_allow() -> None:
+    """Before any record is touched; Flower's strategies are called flower there."""
     policy = PartyPolicy(strategies=("fedkt L2",))
     careful = loading(lambda n: replace(toy_party(n), policy=policy))
-
-    (reply,) = ask(request(first_weights()), client_app(careful))
-
-    assert "must be one that its policy allows (fedkt L2), got flower" in reply.error.reason
+    other = encode_arrays({"0.weight": np.zeros((8, 2), np.float32)})
+    for arrays, app, sentence in (
+        (other, load, "Weights: arrays must be those of the model"),
+        (first_weights(), careful, "one that its policy allows (fedkt L2), got flower"),
+    ):
+        (reply,) = ask(request(arrays), client_app(app))
+        assert sentence in reply.error.reason
 
 
 def test_a_party_that_measures_at_home_spoils_no_mean() -> None:
@@ -449,7 +444,7 @@ def test_a_resumed_run_must_have_the_same_flower_class(tmp_path: Path) -> None:
 
 
 def test_a_warm_start_is_where_training_begins() -> None:
-    """With hardly a step the model is what was given; without it, another."""
+    """With hardly a step the model is what was given; another is refused at once."""
 
     def still() -> Any:
         return replace(factory(), learning_rate=1e-12)
@@ -460,14 +455,9 @@ def test_a_warm_start_is_where_training_begins() -> None:
 
     first = first_arrays()["0.weight"]
     np.testing.assert_allclose(weights_of(given)["0.weight"], first, atol=1e-6)
-
-
-def test_a_warm_start_of_another_model_is_refused() -> None:
-    """Before anybody is asked."""
+    other, grid = encode_arrays({"w": np.zeros(2)}), InMemoryGrid(client_app(load), NUM_PARTIES)
     with pytest.raises(ValueError, match="must be"):
-        adapted().start(
-            InMemoryGrid(client_app(load), NUM_PARTIES), encode_arrays({"w": np.zeros(2)})
-        )
+        adapted().start(grid, other)
 
 
 def test_a_warm_start_of_fedmd_is_its_first_model() -> None:
@@ -523,17 +513,12 @@ def test_a_round_asks_a_share_of_the_parties() -> None:
     ],
 )
 def test_sampling_that_makes_no_sense_is_refused(given: Any, sentence: str) -> None:
-    """With the sentence that says what to do."""
+    """With the sentence that says what to do; `min_available_nodes` alone is enough."""
     with pytest.raises(InvalidParameter, match=sentence):
         adapted(**given)
-
-
-def test_flowers_name_for_the_number_of_parties() -> None:
-    """`min_available_nodes` alone is enough."""
-    given = options(min_available_nodes=3)
-    del given["num_parties"]
-
-    assert FlowerStrategy(**given).num_parties == 3
+    alone = options(min_available_nodes=3)
+    del alone["num_parties"]
+    assert FlowerStrategy(**alone).num_parties == 3
 
 
 # By name.
