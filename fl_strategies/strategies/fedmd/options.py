@@ -454,6 +454,11 @@ class FedMDOptions(Options):
         return self.consensus == "evidence"
 
     @property
+    def sends_labels(self) -> bool:
+        """Whether parties name classes instead of scoring them."""
+        return self.payload == "argmax"
+
+    @property
     def sends_counts(self) -> bool:
         """Whether parties say how many records of each class they use."""
         return self.consensus in ("class-weighted", "evidence")
@@ -461,7 +466,7 @@ class FedMDOptions(Options):
     @property
     def lesson(self) -> Payload:
         """What a consensus consists of; evidence becomes labels or probabilities."""
-        scored = self.sends_evidence and self.payload != "argmax"
+        scored = self.sends_evidence and not self.sends_labels
         return "softmax" if scored else self.payload
 
     @property

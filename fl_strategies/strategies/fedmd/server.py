@@ -16,7 +16,6 @@ from seed and round on all sides, so their positions never travel.
 """
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Unpack
@@ -34,7 +33,6 @@ from fl_strategies.aggregation.consensus import (
     to_probabilities,
 )
 from fl_strategies.aggregation.pool import (
-    ClassShare,
     Contrast,
     EvidencePool,
     read_class_share,
@@ -76,7 +74,7 @@ NOISE_SCALE: Final = "noise-scale"
 
 @dataclass(frozen=True, eq=False)
 class PartyAnswers:
-    """What a party said in a round, checked."""
+    """One party's answers of a round, checked, with what accompanies them."""
 
     answers: Array
     counts: IntArray | None
@@ -84,125 +82,8 @@ class PartyAnswers:
     sample: Sample | None
 
 
-class Gathering(ABC):
-    """Answers of many parties on their way to one; nothing else is kept of them."""
-
-    outliers: tuple[int, ...] = ()
-    """Partition ids of parties that were not counted; known after `result`."""
-
-    @abstractmethod
-    def add(self, said: PartyAnswers, party: int) -> None:
-        """Take what a party said, and its partition id."""
-
-    @abstractmethod
-    def result(self, ties: np.random.Generator) -> Array:
-        """Return the consensus: labels, or scores of the payload's kind."""
-
-    @abstractmethod
-    def report(self) -> Metrics:
-        """Return how many parties were not counted, or not in full."""
-
-
-class ClaimGathering(Gathering):
-    """Answers weighted by what their parties claim, which is cut where it is absurd."""
-
-    _claims: VoteCounts | Consensus
-
-    def add(self, said: PartyAnswers, party: int) -> None:  # noqa: ARG002
-        """Add one party's answers, with its class counts if it sends any."""
-        self._claims.add(said.answers, said.counts)
-
-    def report(self) -> Metrics:
-        """Return how many parties count for less than they claim."""
-        if num_capped := self._claims.num_capped:
-            logger.warning(
-                "FedMD counts %s claims of parties for less, which are far from the others'.",
-                num_capped,
-            )
-        return {keys.NUM_CAPPED: num_capped}
-
-
-class LabelGathering(ClaimGathering):
-    """Votes for labels, each worth the voter's records of its class if counts are given.
-
-    Parameters
-    ----------
-    plain : VoteCounts
-        Every vote counted once, by the strategy.
-    shape : (rows, classes)
-    """
-
-    def __init__(self, plain: VoteCounts, shape: tuple[int, int]) -> None:
-        self._plain = plain
-        self._votes = self._claims = VoteCounts(shape)
-
-    def result(self, ties: np.random.Generator) -> Array:
-        """Return the label with most votes."""
-        plain, weighted = self._plain.counts, self._votes.counts
-        # Where only parties vote that have no record of the class, all count the same.
-        votes = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
-        return plurality(votes, ties)
-
-
-class ScoreGathering(ClaimGathering):
-    """Scores, combined by one of the rules of `aggregation.consensus`."""
-
-    def __init__(self, settings: FedMDSettings, shape: tuple[int, int]) -> None:
-        options = settings.options
-        self._payload = options.payload
-        self._scores = self._claims = make_consensus(
-            options.consensus,  # type: ignore[arg-type]
-            shape,
-            bound=settings.replies.high,
-            capped=options.payload == "logits",
-            trim_fraction=options.trim_fraction,
-        )
-
-    def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
-        """Return the combined scores."""
-        scores = self._scores.result()
-        return to_probabilities(scores) if self._payload == "softmax" else scores
-
-
-class EvidenceGathering(Gathering):
-    """Answers without their parties' class shares; see `aggregation.evidence`.
-
-    A vote for a class of which the voter has no record is no opinion on any.
-    """
-
-    def __init__(
-        self, options: FedMDOptions, shape: tuple[int, int], share: ClassShare
-    ) -> None:
-        self._votes = options.payload == "argmax"
-        self._smallest = np.min_scalar_type(shape[1])
-        self._pool = EvidencePool(
-            shape,
-            bound=EVIDENCE_LIMIT,
-            task="single-label",
-            share=share,
-            decode=vote_evidence if self._votes else _known_evidence,
-            exclude_outliers=options.exclude_outliers,
-        )
-
-    def add(self, said: PartyAnswers, party: int) -> None:
-        """Add one party's evidence, or what its votes say."""
-        answers = said.answers.astype(self._smallest) if self._votes else said.answers
-        self._pool.add(answers, np.asarray(said.counts, np.float64), said.contrast, party)
-
-    def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
-        """Return what the evidence comes to."""
-        scores = self._pool.result()
-        self.outliers = self._pool.outliers
-        if self._votes:
-            return np.asarray(scores.argmax(axis=1))
-        return np.asarray(scipy.special.softmax(scores, axis=1))
-
-    def report(self) -> Metrics:
-        """Return how many parties were not counted, or not in full."""
-        return self._pool.report("FedMD")
-
-
 def _known_evidence(answers: Array, counts: FloatArray) -> FloatArray:
+    """Return evidence for the classes that a party knows; none for all others."""
     return np.where(counts > 0, answers, 0.0)
 
 
@@ -418,16 +299,28 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         return release_plan(self.name, self.settings, facts, asked=self._asked)
 
     def _gather(self) -> None:
-        """Make room for the answers of a round."""
+        """Make room for the answers of a round: evidence, votes or scores."""
         options, shape = self.options, (self.settings.num_public, self.settings.num_classes)
         self._votes = VoteCounts(shape)
-        self._gathered: Gathering
+        self._pool: EvidencePool | None = None
+        self._weighted: VoteCounts | Consensus = VoteCounts(shape)
         if options.sends_evidence:
-            self._gathered = EvidenceGathering(options, shape, self.class_share)
-        elif options.payload == "argmax":
-            self._gathered = LabelGathering(self._votes, shape)
-        else:
-            self._gathered = ScoreGathering(self.settings, shape)
+            self._pool = EvidencePool(
+                shape,
+                bound=EVIDENCE_LIMIT,
+                task="single-label",
+                share=self.class_share,
+                decode=vote_evidence if options.sends_labels else _known_evidence,
+                exclude_outliers=options.exclude_outliers,
+            )
+        elif not options.sends_labels:
+            self._weighted = make_consensus(
+                options.consensus,  # type: ignore[arg-type]
+                shape,
+                bound=self.settings.replies.high,
+                capped=options.payload == "logits",
+                trim_fraction=options.trim_fraction,
+            )
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
@@ -485,33 +378,57 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
 
     def add(self, reply: PartyReply[PartyAnswers | None]) -> None:
         """Add one party's answers to the others; nothing else is kept."""
-        said, samples = reply.knowledge, self.state.samples
-        if said is None:
+        sent, samples, party = reply.knowledge, self.state.samples, reply.partition_id
+        if sent is None:
             return
-        if samples is not None and said.sample is not None:
-            attempts = self.run.num_attempts
-            samples.add(reply.partition_id, said.sample, num_attempts=attempts)
-        answers = said.answers
+        if samples is not None and sent.sample is not None:
+            samples.add(party, sent.sample, num_attempts=self.run.num_attempts)
+        answers = sent.answers
         self._votes.add(answers if answers.ndim == 1 else answers.argmax(axis=1))
-        self._gathered.add(said, reply.partition_id)
+        if self._pool is None:
+            self._weighted.add(answers, sent.counts)
+        else:
+            if self.options.sends_labels:
+                answers = answers.astype(np.min_scalar_type(self.settings.num_classes))
+            counts = np.asarray(sent.counts, np.float64)
+            self._pool.add(answers, counts, sent.contrast, party)
         super().add(replace(reply, knowledge=None))
+
+    def _combined_answers(self) -> tuple[Array, Metrics]:
+        """Return the consensus, and how many parties were not counted, or not in full."""
+        labels = self.options.sends_labels
+        if self._pool is not None:
+            scores = self._pool.result()
+            self.outliers_ = self._pool.outliers
+            shares = scores.argmax(axis=1) if labels else scipy.special.softmax(scores, axis=1)
+            return np.asarray(shares), self._pool.report("FedMD")
+        if num_capped := self._weighted.num_capped:
+            logger.warning(
+                "FedMD counts %s claims of parties for less, which are far from the others'.",
+                num_capped,
+            )
+        metrics: Metrics = {keys.NUM_CAPPED: num_capped}
+        if isinstance(self._weighted, VoteCounts):
+            weighted, plain = self._weighted.counts, self._votes.counts
+            # Where only parties vote that have no record of the class, all count the same.
+            votes = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
+            ties = derive_rng(self.seed, "server", "ties", self.round_)
+            return plurality(votes, ties), metrics
+        scores = self._weighted.result()
+        scored = self.options.payload == "softmax"
+        return to_probabilities(scores) if scored else scores, metrics
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Make the consensus of the round."""
-        arrays = self.settings.consensus.encode(
-            self._gathered.result(derive_rng(self.seed, "server", "ties", self.round_))
-        )
+        answers, metrics = self._combined_answers()
+        arrays = self.settings.consensus.encode(answers)
         self.state.consensus = self.settings.consensus.decode(arrays)
         self.state.indices = public_rows(
             self.seed, self.round_, len(self.public), self.settings.num_public
         )
         self.state.delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: self.round_})
         self._model = None
-        metrics = {
-            keys.VOTE_AGREEMENT: agreement(self._votes.counts),
-            **self._gathered.report(),
-        }
-        self.outliers_ = self._gathered.outliers
+        metrics = {keys.VOTE_AGREEMENT: agreement(self._votes.counts), **metrics}
         self._gather()
         return encode_arrays(arrays), {**metrics, **self._privacy()}
 
