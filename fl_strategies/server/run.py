@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -145,10 +146,10 @@ def dump_state(values: Mapping[str, object], kinds: Sequence[type] = ()) -> byte
     >>> load_state(dump_state({"rounds": {1: (0.5, None)}, "rows": np.arange(3)}))
     {'rounds': {1: (0.5, None)}, 'rows': array([0, 1, 2])}
     """
-    writer = _Writer(kinds)
-    tree = json.dumps(writer.write(dict(values))).encode()
+    beside: dict[int, tuple[str, Array]] = {}
+    tree = json.dumps(_written(dict(values), tuple(kinds), beside)).encode()
+    arrays: dict[str, Any] = {_TREE: np.frombuffer(tree, np.uint8), **dict(beside.values())}
     file = io.BytesIO()
-    arrays: dict[str, Any] = {_TREE: np.frombuffer(tree, np.uint8), **writer.arrays}
     np.savez(file, **arrays)
     return file.getvalue()
 
@@ -159,7 +160,7 @@ def load_state(data: bytes, kinds: Sequence[type] = ()) -> dict[str, Any]:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = dict(archive)
         tree = json.loads(arrays.pop(_TREE).tobytes())
-        state: dict[str, Any] = _Reader(kinds, arrays).read(tree)
+        state: dict[str, Any] = _read(tree, {kind.__name__: kind for kind in kinds}, arrays)
     except InvalidData:
         raise
     except Exception as error:  # a damaged archive may fail in any way
@@ -169,55 +170,44 @@ def load_state(data: bytes, kinds: Sequence[type] = ()) -> dict[str, Any]:
     return state
 
 
-class _Writer:
-    """Collects arrays beside a tree; one that occurs twice is stored once."""
-
-    def __init__(self, kinds: Sequence[type]) -> None:
-        self._kinds = tuple(kinds)
-        self._names: dict[int, str] = {}
-        self.arrays: dict[str, Array] = {}
-
-    def write(self, value: object) -> object:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            return {"array": self._name(value)}
-        if isinstance(value, Mapping):
-            return {"dict": [[self.write(key), self.write(v)] for key, v in value.items()]}
-        if isinstance(value, PrivacyLedger):
-            return {"ledger": value.state_dict()}
-        if is_dataclass(value) and type(value) in self._kinds:
-            own = {field.name: getattr(value, field.name) for field in fields(value)}
-            return {type(value).__name__: self.write(own)}
-        for name, kind in _CONTAINERS.items():
-            if type(value) is kind:
-                return {name: [self.write(item) for item in value]}  # type: ignore[attr-defined]
-        raise InvalidData(f"State: values must be plain, got {type(value).__name__}.")
-
-    def _name(self, array: Array) -> str:
-        name = self._names.setdefault(id(array), f"array-{len(self._names)}")
-        self.arrays[name] = array
-        return name
+def _written(
+    value: object, kinds: tuple[type, ...], beside: dict[int, tuple[str, Array]]
+) -> object:
+    """Return a value as JSON has it; arrays are put beside it, each once, by their ids."""
+    write = partial(_written, kinds=kinds, beside=beside)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        name, _ = beside.setdefault(id(value), (f"array-{len(beside)}", value))
+        return {"array": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[write(key), write(item)] for key, item in value.items()]}
+    if isinstance(value, PrivacyLedger):
+        return {"ledger": value.state_dict()}
+    if is_dataclass(value) and type(value) in kinds:
+        own = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {type(value).__name__: write(own)}
+    for name, kind in _CONTAINERS.items():
+        if type(value) is kind:
+            return {name: [write(item) for item in value]}  # type: ignore[attr-defined]
+    raise InvalidData(f"State: values must be plain, got {type(value).__name__}.")
 
 
-class _Reader:
-    def __init__(self, kinds: Sequence[type], arrays: Mapping[str, Array]) -> None:
-        self._kinds = {kind.__name__: kind for kind in kinds}
-        self._arrays = arrays
-
-    def read(self, tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return tree
-        ((name, content),) = tree.items()
-        if name == "array":
-            return self._arrays[content]
-        if name == "dict":
-            return {self.read(key): self.read(value) for key, value in content}
-        if name == "ledger":
-            return PrivacyLedger.from_state_dict(content)
-        if name in _CONTAINERS:
-            return _CONTAINERS[name](self.read(item) for item in content)
-        return self._kinds[name](**self.read(content))
+def _read(tree: Any, kinds: Mapping[str, type], arrays: Mapping[str, Array]) -> Any:
+    """Undo `_written`."""
+    read = partial(_read, kinds=kinds, arrays=arrays)
+    if not isinstance(tree, dict):
+        return tree
+    ((name, content),) = tree.items()
+    if name == "array":
+        return arrays[content]
+    if name == "dict":
+        return {read(key): read(value) for key, value in content}
+    if name == "ledger":
+        return PrivacyLedger.from_state_dict(content)
+    if name in _CONTAINERS:
+        return _CONTAINERS[name](read(item) for item in content)
+    return kinds[name](**read(content))
 
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -231,16 +221,9 @@ _ASK_AGAIN: Final = "Remove it, and the complete.json beside it, to ask this nod
 _ASK_OTHERS: Final = "Remove it to ask those again whose reply is missing."
 
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class Start(Protocol):
-    """Flower's loop over rounds, with everything given but these."""
-
-    def __call__(
-        self, grid: Grid, *, num_rounds: int, evaluate_fn: EvaluateFn | None
-    ) -> Result:
-        """Run some rounds."""
+EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
+Start: TypeAlias = Callable[..., Result]
+"""Flower's loop over rounds, with everything given but grid, `num_rounds` and `evaluate_fn`."""
 
 
 class Resumable(Protocol):
@@ -411,13 +394,15 @@ class Checkpoint(Run):
             return None
         rule = "a new folder, or resume given to continue the run in it"
         require(self.resume, "Checkpoint", "checkpoint_dir", rule, str(self.folder))
-        run = self._read_run(path)
+        run = json.loads(self._read(path, _BEGIN_ANEW))
+        if run["schema"] != SCHEMA:
+            raise self._damaged(path, f"schema {run['schema']}", _BEGIN_ANEW)
         if run["settings"] != digest:
             raise InvalidData(
                 f"Checkpoint: the settings must be those that the run in {self.folder} began "
                 f"with, got others. Give them again, or use a new folder."
             )
-        self.name = run["run-name"]
+        self.name = str(run["run-name"])
         if not rounds and any(self.folder.glob("round-*")):
             raise self._damaged(self._state_path(1), "none", _BEGIN_ANEW)
         if not rounds:
@@ -507,10 +492,11 @@ class Checkpoint(Run):
             return Message(reply.error, reply_to=request)
         return Message(reply.content, reply_to=request)
 
-    def complete(self, phase: str, nodes: Iterable[int]) -> None:
-        """Note that nobody is waited for any more, who was connected and who answered."""
+    def complete(self, phase: str, nodes: Iterable[int]) -> dict[str, list[int]]:
+        """Note that a phase has ended; return who was connected and who answered."""
         noted = {"nodes": sorted(nodes), "answered": sorted(self.recorded(phase))}
         self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(noted).encode())
+        return noted
 
     def reopen(self, nodes: Iterable[int]) -> None:
         """Let a resume ask those again whose reply was missing or bad: too few were good."""
@@ -518,17 +504,10 @@ class Checkpoint(Run):
         for name in (_COMPLETE, *(f"{node}.message" for node in nodes)):
             (folder / name).unlink(missing_ok=True)
 
-    def completed(self, phase: str) -> list[int] | None:
-        """Return the nodes of a phase that has ended, or None while it lasts."""
-        return self._completion(phase, "nodes")
-
-    def answered(self, phase: str) -> list[int]:
-        """Return the nodes that have answered in a phase that has ended."""
-        return self._completion(phase, "answered") or []
-
-    def _completion(self, phase: str, key: str) -> list[int] | None:
+    def completed(self, phase: str) -> dict[str, list[int]] | None:
+        """Return what `complete` noted of a phase, or None while it lasts."""
         path = self._phase_folder(phase) / _COMPLETE
-        return list(json.loads(self._read(path, _ASK_OTHERS))[key]) if path.exists() else None
+        return dict(json.loads(self._read(path, _ASK_OTHERS))) if path.exists() else None
 
     def _write(self, path: Path, content: bytes) -> None:
         with self._disk():
@@ -555,12 +534,6 @@ class Checkpoint(Run):
         name = str(path.relative_to(self.folder))
         return name if name == _RUN_FILE else f"{self.name}/{name}"
 
-    def _read_run(self, path: Path) -> dict[str, str]:
-        run = json.loads(self._read(path, _BEGIN_ANEW))
-        if run["schema"] != SCHEMA:
-            raise self._damaged(path, f"schema {run['schema']}", _BEGIN_ANEW)
-        return {key: str(value) for key, value in run.items()}
-
     def _state_path(self, number: int) -> Path:
         return self.folder / f"state-{number:09}.npz"
 
@@ -577,12 +550,7 @@ class RecordedGrid(GridAround):
     The strategy reads them one by one from there, so that memory does not grow with the
     number of parties.
 
-    Parameters
-    ----------
-    grid : Grid
-    checkpoint : Checkpoint
-    max_reply_bytes : int
-        A larger reply is not written; an error takes its place.
+    An error takes the place of a reply of more than `max_reply_bytes`, which is not written.
     """
 
     def __init__(self, grid: Grid, checkpoint: Checkpoint, *, max_reply_bytes: int) -> None:
@@ -593,17 +561,15 @@ class RecordedGrid(GridAround):
 
     def get_node_ids(self) -> list[int]:
         """Return the connected nodes; in a resumed round also those that have answered."""
-        self._nodes = self._known_nodes()
+        resuming, phase = self._checkpoint.resuming, MessageType.TRAIN
+        finished = self._checkpoint.completed(phase) if resuming else None
+        recorded = self._checkpoint.recorded(phase) if resuming else set()
+        self._nodes = (
+            sorted(recorded.union(self._grid.get_node_ids()))
+            if finished is None
+            else finished["nodes"]
+        )
         return self._nodes
-
-    def _known_nodes(self) -> list[int]:
-        if not self._checkpoint.resuming:
-            return sorted(self._grid.get_node_ids())
-        finished = self._checkpoint.completed(MessageType.TRAIN)
-        if finished is not None:
-            return finished
-        recorded = self._checkpoint.recorded(MessageType.TRAIN)
-        return sorted(recorded.union(self._grid.get_node_ids()))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -613,10 +579,11 @@ class RecordedGrid(GridAround):
         if not requests:
             return []
         phase = requests[0].metadata.message_type
-        if self._checkpoint.completed(phase) is None:
+        finished = self._checkpoint.completed(phase)
+        if finished is None:
             self._gather(phase, requests, timeout)
-            self._checkpoint.complete(phase, self._nodes)
-        recorded = {*self._checkpoint.answered(phase)}
+            finished = self._checkpoint.complete(phase, self._nodes)
+        recorded = {*finished["answered"]}
         answered = [r for r in requests if r.metadata.dst_node_id in recorded]
         # Earlier questions first: see `check_claim`.
         answered.sort(key=lambda r: self._checkpoint.first_attempt_of(r.metadata.dst_node_id))
@@ -696,11 +663,6 @@ class Callbacks:
 
     What one of them raises costs neither the run nor the others anything: it is logged the
     first time. Each gets a copy, so none can change what another sees.
-
-    Parameters
-    ----------
-    owner : str
-    on_round : callable, list of callables or None
     """
 
     def __init__(self, owner: str, on_round: OnRound | Sequence[OnRound] | None) -> None:

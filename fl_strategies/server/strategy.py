@@ -391,8 +391,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def delivered_learner(self) -> str:
         """Name of the learner whose model `delivery_for` gives; empty if it gives none.
 
-        Parties are told it with every question, so that one that could not read the model
-        refuses before it pays.
+        Every request names it, so that a party that could not read the model refuses before
+        it pays.
         """
         made = getattr(self, "learner_fn", None)
         return self.model_name if made is not None and can_travel(made()) else ""
@@ -621,9 +621,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             rule = "names of arguments of its constructor"
             require(name not in cls.takes, cls.__name__, "takes", rule, name)
             meant = nearest_name(name, [*own, *settings])
-            said = "" if meant == name else f"Did you mean {meant!r}? "
+            question = "" if meant == name else f"Did you mean {meant!r}? "
             hint = (
-                f"{said}Write options={cls.options_type.__name__}(...), "
+                f"{question}Write options={cls.options_type.__name__}(...), "
                 f"or {cls.__name__}.from_settings({meant}=...)."
             )
             require_argument(cls.__name__, name, own, hint if meant in settings else "")
@@ -904,10 +904,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             named = "; ".join(f"node {node}: {why}" for node, why in self.undelivered_.items())
             logger.warning("%s: not everybody has the model. %s", self.name, named)
 
-    def _end_round(self, judged: Mapping[str, Any] | None = None) -> None:
+    def _end_round(self, evaluated: Mapping[str, Any] | None = None) -> None:
         """Call the user's functions with the metrics of this round."""
         history = {phase: of.get(self.round_) for phase, of in self.state.history.items()}
-        self._callbacks.end(self.round_, len(self.rejected_), **history, server=judged)
+        self._callbacks.end(self.round_, len(self.rejected_), **history, server=evaluated)
 
     # Messages.
 
@@ -985,7 +985,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
                     self.max_reply_bytes,
                     check,
                     check=partial(check_claim, self.members, held, node),
-                    restore=self._restored,
+                    restore=partial(
+                        as_meant, most_score_bytes=self.most_score_bytes, half=self._half
+                    ),
                 )
             except Exception as error:  # hostile input may make a learner raise anything
                 self._reject(node, str(error) or type(error).__name__)
@@ -994,10 +996,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             yield read
         for request in waiting.values():
             self._reject(request.metadata.dst_node_id, "it did not answer in time")
-
-    def _restored(self, knowledge: Knowledge) -> Knowledge:
-        """Return knowledge as it was before it was made smaller to travel."""
-        return as_meant(knowledge, self.most_score_bytes, half=self._half)
 
     def _reject(self, node_id: int, reason: str) -> None:
         reason = cut_short(reason)
