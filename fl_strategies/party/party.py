@@ -13,11 +13,10 @@ checked by `party.role.spend`.
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -108,22 +107,17 @@ class RecordForm:
         shape = None if self.public is None else self.public.shape[1:]
         given = plain(owner, name, value)
         numbers = _numbers(owner, name, given, shape)
-        require_data(
-            numbers.ndim >= 2,
-            owner,
-            name,
-            "an array of rows (n, ...)",
-            f"shape {numbers.shape}",
-        )
+        rule, found = "an array of rows (n, ...)", f"shape {numbers.shape}"
+        require_data(numbers.ndim >= 2, owner, name, rule, found)
         same = shape is None or numbers.shape[1:] == shape
         rule = f"rows of shape {shape} like {self.others}"
         require_data(same, owner, name, rule, numbers.shape[1:])
         dtype = self._dtype(given)
         if numbers.dtype == dtype and self._holds(numbers):
             return numbers
-        if self._has_gaps(owner, name, value, numbers):
-            return self._converted(numbers, dtype, self._defaults(numbers.shape[1:]))
-        return self._converted(numbers, dtype, None)
+        gaps = self._has_gaps(owner, name, value, numbers)
+        defaults = self._defaults(numbers.shape[1:]) if gaps else None
+        return self._converted(numbers, dtype, defaults)
 
     def _dtype(self, given: Any) -> np.dtype[Any]:
         """Return the type of records: the public one if it has fractions, or one that has."""
@@ -481,9 +475,8 @@ class PartyPolicy:
 
     def allows(self, name: str) -> bool:
         """Return whether the party takes part in a strategy, by whatever name it is allowed."""
-        return (
-            not self.strategies or name in self.strategies or _family(name) in self.strategies
-        )
+        family, _, _ = name.partition(" ")
+        return not self.strategies or name in self.strategies or family in self.strategies
 
     def describe(self) -> str:
         """Return strategies that are named, limits and exceptions, for the owner to read."""
@@ -523,55 +516,33 @@ def check_request(
     releases : bool
         Whether anything about records is to leave; if not, only strategy and work count.
     """
-    violated = [_unwanted_work(policy, plan)]
-    if releases:
-        violated += [_unwanted_release(policy, plan, budgeted), _bad_noise(policy, plan)]
-    for what, rule, value in chain.from_iterable(violated):
-        raise RequestRefused(f"{owner}: {what} must be {rule}, got {value}.")
 
+    def allow(holds: bool, what: str, rule: str, got: object) -> None:
+        if not holds:
+            raise RequestRefused(f"{owner}: {what} must be {rule}, got {got}.")
 
-def _family(name: str) -> str:
-    return name.partition(" ")[0]
-
-
-_Violations: TypeAlias = Iterator[tuple[str, str, object]]
-
-
-def _unwanted_work(policy: PartyPolicy, plan: ReleasePlan) -> _Violations:
-    if not policy.allows(plan.name):
-        rule = f"one that its policy allows ({', '.join(policy.strategies)})"
-        yield "the strategy", rule, plan.shown
+    rule = f"one that its policy allows ({', '.join(policy.strategies)})"
+    allow(policy.allows(plan.name), "the strategy", rule, plan.shown)
     for name in ("epochs", "fits", "predictions"):
         asked, most = getattr(plan, name), getattr(policy, f"max_{name}")
-        if asked > most:
-            yield f"{name} of a request", f"at most {most}, by its policy", asked
-
-
-def _unwanted_release(policy: PartyPolicy, plan: ReleasePlan, budgeted: bool) -> _Violations:
-    if plan.models and not policy.allow_models:
-        rule = "answers about public rows, by its policy (allow-models)"
-        yield "what leaves", rule, f"models of {plan.shown}"
+        allow(asked <= most, f"{name} of a request", f"at most {most}, by its policy", asked)
+    if not releases:
+        return
+    rule = "answers about public rows, by its policy (allow-models)"
+    fits = policy.allow_models or not plan.models
+    allow(fits, "what leaves", rule, f"models of {plan.shown}")
+    rule = "protected, by its " + ("budget" if budgeted else "policy (allow-unprotected)")
+    got = f"{plan.shown}, by which it would leave the party without noise"
     may_be_open = policy.allow_unprotected and not budgeted
-    if not (may_be_open or plan.protected or plan.trains_privately):
-        rule = "protected, by its " + ("budget" if budgeted else "policy (allow-unprotected)")
-        got = f"{plan.shown}, by which it would leave the party without noise"
-        yield "what leaves", rule, got
-    drawn, most = plan.sample_delta, policy.sample_delta
-    if not policy.allow_unprotected and drawn > most:
-        rule = f"at most {most:g}, by its policy (sample-delta)"
-        yield "the chance to be in the sample", rule, f"{drawn:.3g}"
-
-
-def _bad_noise(policy: PartyPolicy, plan: ReleasePlan) -> _Violations:
-    if plan.seeded and not policy.allow_seeded_noise:
-        yield (
-            "noise",
-            "drawn in secret, by its policy (allow-seeded-noise)",
-            "noise from the seed",
-        )
-    elif not policy.allow_drowned_noise and (hidden := plan.no_signal()):
-        rule = "weaker than what it protects, by its policy (allow-drowned-noise)"
-        yield "noise", rule, f"noise of {hidden}"
+    allow(may_be_open or plan.protected or plan.trains_privately, "what leaves", rule, got)
+    drawn, rule = plan.sample_delta, f"at most {policy.sample_delta:g}, by its policy"
+    fits = policy.allow_unprotected or drawn <= policy.sample_delta
+    allow(fits, "the chance to be in the sample", f"{rule} (sample-delta)", f"{drawn:.3g}")
+    rule, fits = "drawn in secret, by its policy", policy.allow_seeded_noise or not plan.seeded
+    allow(fits, "noise", f"{rule} (allow-seeded-noise)", "noise from the seed")
+    hidden = "" if policy.allow_drowned_noise else plan.no_signal()
+    rule = "weaker than what it protects, by its policy (allow-drowned-noise)"
+    allow(not hidden, "noise", rule, f"noise of {hidden}")
 
 
 _ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
@@ -580,14 +551,9 @@ _ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
 def check_rows(owner: str, name: str, x: Array) -> None:
     """Raise `InvalidData` unless `x` is a numeric array of finite rows."""
     require_data(x.ndim >= 2, owner, name, "an array of rows (n, ...)", f"shape {x.shape}")
-    require_data(
-        np.issubdtype(x.dtype, np.floating) or np.issubdtype(x.dtype, np.integer),
-        owner,
-        name,
-        "an array of numbers",
-        f"dtype {x.dtype}",
-    )
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+    numeric = x.dtype.kind in "iuf"
+    require_data(numeric, owner, name, "an array of numbers", f"dtype {x.dtype}")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
         rows = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
         raise InvalidData(
             f"{owner}: {name} must be finite, got NaN or infinity in {rows.sum()} of "
