@@ -224,7 +224,7 @@ def test_ledgers_that_are_added_up_stay_within_the_limits() -> None:
     total = new_ledger()
 
     for number in range(40):
-        fill_ledger(total, [total, charged([(sgd(steps=number + 1), 1)])])
+        fill_ledger(total, [charged([(sgd(steps=number + 1), 1)])])
 
     assert len(total.entries) <= MAX_DISTINCT_EVENTS + 1
     assert total.get_epsilon() == float("inf")

@@ -1,6 +1,5 @@
 """Options of co-distillation, and how models travel."""
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.learners import Recipe, Task
 from fl_strategies.options import Options, option
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.release import Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.server.replies import limit_events
@@ -93,17 +91,11 @@ def has_forgotten(new: PrivacyLedger, old: PrivacyLedger) -> bool:
 
 
 def fill_ledger(ledger: PrivacyLedger, parts: Iterable[PrivacyLedger]) -> PrivacyLedger:
-    """Enter all that several ledgers have recorded, as often as they have, and return it.
+    """Enter also what other ledgers have recorded, as often as they have, and return it.
 
     Of more events than a party may have the rest counts as unprotected.
     """
-    tallies: dict[str, dict[str, Any]] = {}
-    for entry in [entry for part in parts for entry in part.state_dict()["entries"]]:
-        event = json.dumps(entry["event"], sort_keys=True)
-        known = tallies.setdefault(event, {**entry, "count": 0, "batches": 0})
-        for name in ("count", "batches"):
-            known[name] = min(known[name] + entry[name], MOST)
-    ledger.load_state_dict({**ledger.state_dict(), "entries": list(tallies.values())})
+    ledger.include(parts)
     return limit_events(ledger)
 
 

@@ -233,7 +233,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
         """Count what an agent has spent, or may have spent, and does not know any more."""
         before, lost = self.state.lost.get(agent, (0.0, new_ledger()))
-        self.state.lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
+        self.state.lost[agent] = before + epsilon, fill_ledger(lost, [ledger])
 
     @property
     def models_(self) -> dict[int, Learner]:
@@ -292,7 +292,7 @@ class Codistillation(ModelRelay):
     Leaves the party
         Its model of every round that it takes part in, to the server and by it to other
         agents, as arrays; nothing is unpickled. A model that contains its training rows
-        carries them out of the party; kernel regression refuses to, unless it was told
+        carries them out of the party; kernel regression refuses to, unless it is given
         ``reveal_rows=True``; the thresholds of XGBoost's trees are values of single records
         (those of forests lie between two). An exchange of predictions instead of models is
         not offered: models are asked about the receiver's inputs, which would have to leave
@@ -424,11 +424,11 @@ class Codistillation(ModelRelay):
         if self._public is None or not newest:
             return ()
         agents, rows = sorted(newest), self._public[:MOST_ROWS]
-        said = [_outputs(self._rebuild(newest[agent]), rows, self.task) for agent in agents]
+        sent = [_outputs(self._rebuild(newest[agent]), rows, self.task) for agent in agents]
         found = outliers(
-            lambda position: said[position],
-            np.ones((len(said), said[0].shape[1])),
-            np.ones(len(said), dtype=np.int64),
+            lambda position: sent[position],
+            np.ones((len(sent), sent[0].shape[1])),
+            np.ones(len(sent), dtype=np.int64),
             least_typical=LEAST_TYPICAL,
         )
         unlike = tuple(agents[position] for position in found if agents[position] in new)
@@ -518,7 +518,7 @@ class AKD(Codistillation):
     In round 1 all agents train on their labels and the chain starts with the first of
     them; from then on one agent a round is asked, 1 -> 2 -> ... -> M -> 1, and gets the one
     model it needs. The paper lets agent 1 begin alone; that all train costs their time
-    once, tells the server who is there and gives every agent's figure without the others.
+    once, shows the server who is there and measures every agent without the others.
     It degrades over the rounds. `model_` is the newest model of the chain.
 
     An agent that is away, fails or cannot read the model is skipped: in the next round the
