@@ -73,11 +73,7 @@ def variants(key: str, meaning: str, **kinds: "type[Options] | None") -> Any:
     """
     first = next(iter(kinds.values()))
     named = {"key": key, "meaning": meaning, "variants": MappingProxyType(kinds)}
-    return field(default_factory=first or _nothing, metadata=named)
-
-
-def _nothing() -> None:
-    return None
+    return field(default_factory=first or (lambda: None), metadata=named)
 
 
 @dataclass(frozen=True)
@@ -147,10 +143,12 @@ class Options:
         for item in fields(self):
             if "bounds" in item.metadata:
                 object.__setattr__(self, item.name, self._checked(item))
-            for kinds in [item.metadata.get("variants"), _one(item.metadata.get("group"))]:
-                fits = kinds is None or type(getattr(self, item.name)) in _types(kinds)
-                rule = "one of its kinds"
-                require(fits, self._owner(), item.name, rule, getattr(self, item.name))
+            kinds = {*item.metadata.get("variants", {}).values()}
+            if "group" in item.metadata:
+                kinds = {None, item.metadata["group"]}
+            value = getattr(self, item.name)
+            fits = not kinds or (None if value is None else type(value)) in kinds
+            require(fits, self._owner(), item.name, "one of its kinds", value)
 
     def _checked(self, item: "Field[Any]") -> object:
         value = getattr(self, item.name)
@@ -319,14 +317,6 @@ def _variant(item: "Field[Any]", value: Options | None) -> str:
     return str(getattr(value, value.variant_field))
 
 
-def _one(kind: type[Options] | None) -> Mapping[str, type[Options] | None] | None:
-    return None if kind is None else {"": None, "given": kind}
-
-
-def _types(kinds: Mapping[str, type[Options] | None]) -> set[type]:
-    return {type(None) if kind is None else kind for kind in kinds.values()}
-
-
 _KNOWN: dict[type[Options], Mapping[str, Setting]] = {}
 _TYPES: dict[type[Options], Mapping[str, tuple[type, tuple[str, ...], bool]]] = {}
 
@@ -356,9 +346,7 @@ def _walk(kind: type[Options]) -> Iterator[tuple[str, Setting]]:
 
 def _setting(kind: type[Options], item: "Field[Any]") -> Setting:
     type_, choices, optional = _annotated(kind, item.name)
-    default = item.default
-    if default is None or default is MISSING:
-        default = type_()
+    default = type_() if item.default in (None, MISSING) else item.default
     meaning = item.metadata["meaning"]
     return Setting(key_of(item.name), type_, default, meaning, choices, optional)
 
