@@ -13,8 +13,9 @@ import numpy as np
 
 from fl_strategies._util import FloatArray
 from fl_strategies.privacy.bounds.theorems import gaussian_mu, nfdp_theorem
+from reproduction.panels import Line, Panel, draw_panels
 from reproduction.table import FOLDER, table_names
-from simulations.experiments.plots import Line, Panel, draw_panels, save
+from simulations.experiments.plots import save
 from simulations.results.report import markdown_table
 
 NUM_AGENTS: Final = 2

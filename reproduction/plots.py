@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from fl_strategies.errors import require
 from fl_strategies.wire import keys
+from reproduction.panels import Line, Panel, draw_panels
 from reproduction.table import COLUMNS, Row, Table, lines_of, outcomes_of, rounds_of
 from reproduction.table import Line as Measured
 from simulations.experiments.engine import Outcome, read_outcomes
-from simulations.experiments.plots import GRID, Line, Panel, draw_panels, new_figure, save
+from simulations.experiments.plots import GRID, new_figure, save
 from simulations.results.report import summarise
 
 WIDTH_INCHES: Final = 9.0

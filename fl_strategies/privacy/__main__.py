@@ -250,21 +250,7 @@ def answer_audit(options: argparse.Namespace) -> Answer:
     rule = "that of a checkout of the repository, whose tests hold the attacks"
     is_checkout = (Path(__file__).parents[2] / "tests" / "audit").is_dir()
     require(is_checkout, "audit", "the package", rule, "an installed one")
-    suite = importlib.import_module("tests.audit.mechanisms")
-    results = suite.audit_all(runs=options.runs)
-    failed = [name for name, result in results.items() if not result.passed]
-    report = {
-        "passed": not failed,
-        "runs": options.runs,
-        "results": {name: result.to_json() for name, result in results.items()},
-    }
-    lines = [f"{'mechanism':30} {'claimed':>8} {'attacked':>8} {'p-value':>8}  verdict"]
-    lines += [
-        f"{name:30} {result.claimed_epsilon:8.4f} {result.lower_bound:8.4f} "
-        f"{result.p_value:8.2g}  {'passed' if result.passed else 'FAILED'}"
-        for name, result in results.items()
-    ]
-    return Answer(report, lines, int(bool(failed)))
+    return Answer(*importlib.import_module("tests.audit.mechanisms").report(options.runs))
 
 
 def _with_warnings(

@@ -6,7 +6,6 @@ import logging
 import time
 import tomllib
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +17,11 @@ from flwr.serverapp.strategy import Result
 from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
 from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import InvalidData, UnsupportedLearner, require, require_data
-from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
 from simulations.data.splits import Dataset
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.federation import Federation
+from simulations.results.report import describe_answers, describe_run
 from simulations.results.run_folder import RunFolder, flagged, require_folder
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -134,33 +133,17 @@ def make_report(
 ) -> dict[str, Any]:
     """Describe a finished run; raise `NotFitted`, with the reason, if it has no model."""
     model, settings, data = strategy.model_, federation.settings, federation.dataset
-    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
     return {
         "strategy": settings.strategy,
         "seed": settings.seed,
         "metric": federation.metric,
         federation.metric: federation.quality(model) if len(data.y_test) else None,
         "model-sha256": model_hash(model),
-        "ledger": strategy.ledger_.state_dict(),
-        "privacy-statement": strategy.ledger_.statement(),
-        "rounds": [
-            {
-                "round": number,
-                "train": dict(train.get(number, {})),
-                "evaluate": dict(evaluate.get(number, {})),
-            }
-            for number in sorted({*train, *evaluate})
-        ],
-        "parties": [
-            {keys.PARTITION_ID: number, keys.LEARNER: party.learner_name, "train": party.train}
-            for number, party in sorted(strategy.parties_.items())
-        ],
-        "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
-        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
+        "parties": describe_answers(strategy),
         "seconds": seconds,
         "verdict": "each party compares the model with its own at home",
         "settings": {k: v for k, v in settings.to_report().items() if k not in SIMULATED},
-        "versions": {name: metadata.version(name) for name in ("fl-strategies", "flwr")},
+        **describe_run(strategy, result),
     }
 
 

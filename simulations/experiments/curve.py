@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -377,29 +377,6 @@ def _quartiles(spread: Spread) -> Report:
         "upper-quartile": spread.upper,
         "figures": list(spread.figures),
     }
-
-
-def from_json(content: Report) -> CurveSummary:
-    """Undo `to_json`."""
-    plain: dict[str, Any] = {
-        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
-        for key, value in content.items()
-    }
-    plain["curves"] = tuple(
-        Curve(
-            name=one["name"],
-            strategy=one["strategy"],
-            points={point["epsilon"]: Spread.of(point["figures"]) for point in one["points"]},
-            refused={point["epsilon"]: point["reason"] for point in one["refused"]},
-            against=one["protected-against"],
-            note=one["note"],
-        )
-        for one in content["curves"]
-    )
-    plain["references"] = {
-        one["name"]: Spread.of(one["figures"]) for one in content["references"]
-    }
-    return CurveSummary(**plain)
 
 
 # The document

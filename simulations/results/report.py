@@ -132,6 +132,14 @@ def describe_run(strategy: KnowledgeStrategy[Any], result: Result) -> Report:
     }
 
 
+def describe_answers(strategy: KnowledgeStrategy[Any]) -> list[Report]:
+    """Describe the parties that have answered, where nobody knows their records."""
+    return [
+        {keys.PARTITION_ID: number, keys.LEARNER: party.learner_name, "train": party.train}
+        for number, party in sorted(strategy.parties_.items())
+    ]
+
+
 def strategy_of(report: Mapping[str, Any]) -> str:
     """Return the strategy's name, and that of the one that continued."""
     then = report["settings"].get("then")

@@ -53,7 +53,7 @@ from fl_strategies.wire.keys import UNBOUNDED
 from simulations.federation import Federation
 from simulations.models import ModelOptions
 from simulations.results.page import PAGE, RESULT, comparison_page, page
-from simulations.results.report import Report, describe_run
+from simulations.results.report import Report, describe_answers, describe_run
 from simulations.results.verdict import percent
 
 PRIVACY: Final = "privacy.txt"
@@ -192,10 +192,7 @@ def write_run(
         "metric": keys.ACCURACY,
         keys.ACCURACY: accuracy,
         "verdict": f"{tested} compared with nothing",
-        "parties": [
-            {keys.PARTITION_ID: number, keys.LEARNER: party.learner_name, "train": party.train}
-            for number, party in sorted(strategy.parties_.items())
-        ],
+        "parties": describe_answers(strategy),
         "model": _saved_model(strategy.model_, run.path, card),
         "settings": dict(settings or {}),
         **describe_run(strategy, result),

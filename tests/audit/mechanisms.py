@@ -508,3 +508,21 @@ def _suite() -> Iterator[tuple[str, Mechanism, Neighbours]]:
     records = np.arange(20), np.r_[20, 1:20]
     for name, replacement in (("sample", False), ("sample-with-replacement", True)):
         yield name, SubsampleOnce(records=20, samples=5, replacement=replacement), records
+
+
+def report(runs: int) -> tuple[dict[str, Any], list[str], int]:
+    """Return what the command ``privacy audit`` says, as JSON, lines and an exit code."""
+    results = audit_all(runs=runs)
+    failed = [name for name, result in results.items() if not result.passed]
+    content = {
+        "passed": not failed,
+        "runs": runs,
+        "results": {name: result.to_json() for name, result in results.items()},
+    }
+    lines = [f"{'mechanism':30} {'claimed':>8} {'attacked':>8} {'p-value':>8}  verdict"]
+    lines += [
+        f"{name:30} {result.claimed_epsilon:8.4f} {result.lower_bound:8.4f} "
+        f"{result.p_value:8.2g}  {'passed' if result.passed else 'FAILED'}"
+        for name, result in results.items()
+    ]
+    return content, lines, int(bool(failed))

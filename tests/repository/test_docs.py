@@ -9,9 +9,9 @@ import pytest
 
 from reproduction.page import BLOCK, all_tables, page_text, results_of, write_page
 from reproduction.table import Row, Table, figure_of, markdown, outcomes_of, rounds_of
-from simulations.experiments.curve import from_json
 from simulations.experiments.curve import markdown as curve_markdown
 from simulations.experiments.engine import Outcome, read_outcomes
+from tests.simulations.commands import curve_summary
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = [
@@ -105,7 +105,7 @@ def test_writing_keeps_what_people_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", CURVES, ids=[path.stem for path in CURVES])
 def test_curves_show_their_results(path: Path) -> None:
     """A table of curves, its picture and its command are those of its result file."""
-    summary = from_json(json.loads(path.read_text(encoding="utf-8")))
+    summary = curve_summary(json.loads(path.read_text(encoding="utf-8")))
     text = (DOCS / "privacy_curves.md").read_text(encoding="utf-8")
 
     assert curve_markdown(summary) in text

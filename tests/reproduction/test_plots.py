@@ -11,14 +11,10 @@ import pytest
 
 from fl_strategies.errors import InvalidParameter, MissingExtra
 from reproduction.__main__ import main
+from reproduction.panels import PANEL_INCHES, draw_panels, line_look
 from reproduction.plots import draw_rounds, make_panels
 from reproduction.table import Row, Table
-from simulations.experiments.plots import (
-    DOTS_PER_INCH,
-    PANEL_INCHES,
-    draw_panels,
-    line_look,
-)
+from simulations.experiments.plots import DOTS_PER_INCH
 from tests.pictures import size_of
 
 SEEDS = (0, 1, 2)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from simulations.experiments.curve import Curve, CurveSummary, Spread
 from simulations.runtime import local
 
 FAST = {
@@ -53,3 +54,26 @@ def constructed_report(figure: float, **changes: Any) -> dict[str, Any]:
         "commit": "c0ffee" * 6 + "-dirty",
     }
     return {**report, **{key.replace("_", "-"): value for key, value in changes.items()}}
+
+
+def curve_summary(content: dict[str, Any]) -> CurveSummary:
+    """Return what `simulations.experiments.curve.to_json` was made of."""
+    plain: dict[str, Any] = {
+        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+        for key, value in content.items()
+    }
+    plain["curves"] = tuple(
+        Curve(
+            name=one["name"],
+            strategy=one["strategy"],
+            points={point["epsilon"]: Spread.of(point["figures"]) for point in one["points"]},
+            refused={point["epsilon"]: point["reason"] for point in one["refused"]},
+            against=one["protected-against"],
+            note=one["note"],
+        )
+        for one in content["curves"]
+    )
+    plain["references"] = {
+        one["name"]: Spread.of(one["figures"]) for one in content["references"]
+    }
+    return CurveSummary(**plain)

@@ -19,7 +19,6 @@ from simulations.experiments.curve import (
     Curve,
     CurveSummary,
     Spread,
-    from_json,
     markdown,
     plan_curves,
     summarise_curves,
@@ -31,7 +30,13 @@ from simulations.experiments.plots import DOTS_PER_INCH, INCHES, draw_curves, lo
 from simulations.results.verdict import PROMISES
 from simulations.runtime import local
 from tests.pictures import size_of
-from tests.simulations.commands import FAST, assigned, constructed_report, record_runs
+from tests.simulations.commands import (
+    FAST,
+    assigned,
+    constructed_report,
+    curve_summary,
+    record_runs,
+)
 
 HISTOGRAM = "--strategy=fedhistogram L2"
 
@@ -90,7 +95,7 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
     summary, document = tmp_path / "summary.json", tmp_path / "document.md"
     assert curve(tmp_path, "--draws=3", f"--summary={summary}", f"--markdown={document}") == 0
     assert runs == [private] * 2
-    assert markdown(from_json(read_strictly(summary))) in document.read_text()
+    assert markdown(curve_summary(read_strictly(summary))) in document.read_text()
 
 
 def test_a_stop_is_one_sentence(
@@ -308,7 +313,7 @@ def test_a_summary_in_a_file_is_the_whole_table() -> None:
     refused = {"fedhistogram, no privacy": "It does not fit."}
     summary = constructed(excluded=refused, commits=("c0ffee",), dates=("2026-01-02",))
 
-    again = from_json(json.loads(json.dumps(to_json(summary), allow_nan=False)))
+    again = curve_summary(json.loads(json.dumps(to_json(summary), allow_nan=False)))
 
     assert again == summary
     assert markdown(again) == markdown(summary)
