@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+import clients
 from fl_strategies._util import import_library
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.learners import Learner, LearnerFactory, Task
@@ -105,9 +106,7 @@ def _classifier(build: ClassifierBuilder, settings: ModelOptions, problem: Probl
         return build(settings, problem.num_classes)
     has_labels, rule = problem.task == "multi-label", "single-label or multi-label"
     require(has_labels, "learner_factory", "task", f"{rule} for a classifier", problem.task)
-    from clients.tabular.multilabel import MultiLabelLearner
-
-    return MultiLabelLearner(
+    return clients.MultiLabelLearner(
         functools.partial(build, settings, 2), num_classes=problem.num_classes
     )
 
@@ -151,20 +150,15 @@ def _estimator(name: str, settings: ModelOptions, num_classes: int) -> Learner:
     path, parameters = ESTIMATORS[name]
     module, _, estimator = path.partition(".")
     library = import_library(name, f"sklearn.{module}", "sklearn")
-    from clients.tabular.sklearn import SklearnLearner
-
     model = getattr(library, estimator)(**parameters(settings))
-    return SklearnLearner(model, num_classes=num_classes)
+    return clients.SklearnLearner(model, num_classes=num_classes)
 
 
-def _forest(settings: ModelOptions, num_classes: int) -> Learner:
-    from clients.tabular.forest import MOST_LEVELS, ForestLearner
+def _forest_levels(settings: ModelOptions) -> dict[str, Any]:
+    from clients.tabular.forest import MOST_LEVELS
 
-    return ForestLearner(
-        num_classes=num_classes,
-        num_trees=settings.num_trees,
-        max_depth=min(settings.max_depth, MOST_LEVELS) or None,
-    )
+    depth = min(settings.max_depth, MOST_LEVELS) or None
+    return {"num_trees": settings.num_trees, "max_depth": depth}
 
 
 def _boosting_options(settings: ModelOptions) -> dict[str, Any]:
@@ -177,69 +171,65 @@ def _boosting_options(settings: ModelOptions) -> dict[str, Any]:
     }
 
 
-def _boosted_trees(settings: ModelOptions, num_classes: int) -> Learner:
-    import_library("boosted-trees", "numba", "fast")
-    from clients.tabular.boosted_trees import BoostedTreesLearner
-
-    return BoostedTreesLearner(num_classes=num_classes, **_boosting_options(settings))
+def _xgboost_options(settings: ModelOptions) -> dict[str, Any]:
+    return {**_boosting_options(settings), "num_threads": 1}
 
 
-def _lightgbm(settings: ModelOptions, num_classes: int) -> Learner:
-    import_library("lightgbm", "lightgbm", "lightgbm")
-    from clients.tabular.lightgbm import LightGBMLearner
+class Wrapper(NamedTuple):
+    """A learner of `clients`, its parameters, and the library that it wraps with its extra."""
 
-    return LightGBMLearner(num_classes=num_classes, **_boosting_options(settings))
+    learner: str
+    parameters: Callable[[ModelOptions], dict[str, Any]]
+    library: str = ""
+    extra: str = ""
+
+    def make(self, name: str, settings: ModelOptions, **outputs: Any) -> Learner:
+        """Return an unfitted learner; import its library first, to say by name what lacks."""
+        if self.library:
+            import_library(name, self.library, self.extra)
+        learner: Learner = getattr(clients, self.learner)(
+            **outputs, **self.parameters(settings)
+        )
+        return learner
 
 
-def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
-    import_library("xgboost", "xgboost", "xgboost")
-    from clients.tabular.xgboost import XGBoostLearner
+LABEL_LEARNERS: Final[Mapping[str, Wrapper]] = {
+    "forest": Wrapper("ForestLearner", _forest_levels),
+    "boosted-trees": Wrapper("BoostedTreesLearner", _boosting_options, "numba", "fast"),
+    "lightgbm": Wrapper("LightGBMLearner", _boosting_options, "lightgbm", "lightgbm"),
+    "xgboost": Wrapper("XGBoostLearner", _xgboost_options, "xgboost", "xgboost"),
+}
+SCORE_LEARNERS: Final[Mapping[str, Wrapper]] = {
+    "xgboost-scores": Wrapper("XGBoostScores", _xgboost_options, "xgboost", "xgboost"),
+    "kernel-ridge": Wrapper(
+        "KernelRidgeLearner",
+        lambda settings: {
+            "kernel": settings.kernel,
+            "ridge": settings.ridge,
+            "reveal_rows": settings.reveal_rows,
+        },
+    ),
+    "ridge": Wrapper("RidgeLearner", lambda settings: {"ridge": settings.ridge}),
+    "random-features": Wrapper(
+        "RandomFeaturesLearner", lambda settings: {"num_features": settings.num_features}
+    ),
+}
 
-    given = _boosting_options(settings)
-    return XGBoostLearner(num_classes=num_classes, num_threads=1, **given)
+
+def _labels(name: str, settings: ModelOptions, num_classes: int) -> Learner:
+    return LABEL_LEARNERS[name].make(name, settings, num_classes=num_classes)
 
 
-# Models that regress on scores
-
-
-def _xgboost_scores(settings: ModelOptions, problem: Problem) -> Learner:
-    import_library("xgboost-scores", "xgboost", "xgboost")
-    from clients.tabular.xgboost import XGBoostScores
-
-    return XGBoostScores(num_threads=1, **problem.outputs, **_boosting_options(settings))
+def _scores(name: str, settings: ModelOptions, problem: Problem) -> Learner:
+    return SCORE_LEARNERS[name].make(name, settings, **problem.outputs)
 
 
 def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
     library = import_library("forest-scores", "sklearn.ensemble", "sklearn")
-    from clients.tabular.sklearn import ForestScores
-
     # A third of the columns at every split, as is usual for forests of numbers: with all of
     # them the trees would hardly differ.
     forest = library.RandomForestRegressor(max_features=1 / 3, **_forest_options(settings))
-    return ForestScores(forest, **problem.outputs)
-
-
-def _kernel_ridge(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.tabular.kernel import KernelRidgeLearner
-
-    return KernelRidgeLearner(
-        kernel=settings.kernel,
-        ridge=settings.ridge,
-        reveal_rows=settings.reveal_rows,
-        **problem.outputs,
-    )
-
-
-def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.tabular.kernel import RidgeLearner
-
-    return RidgeLearner(ridge=settings.ridge, **problem.outputs)
-
-
-def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.tabular.kernel import RandomFeaturesLearner
-
-    return RandomFeaturesLearner(num_features=settings.num_features, **problem.outputs)
+    return clients.ForestScores(forest, **problem.outputs)
 
 
 # Networks
@@ -247,11 +237,9 @@ def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
 
 def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     import_library(name, "torch", "torch")
-    from clients.networks.learner import TorchLearner
-
     is_image = len(problem.row_shape) == 3
     training: dict[str, Any] = {key: getattr(settings, key) for key in TRAINING}
-    return TorchLearner(
+    return clients.TorchLearner(
         _module_factory(name, problem),
         final_learning_rate=settings.end_learning_rate or None,
         augment=_augment(problem) if is_image and settings.augment else None,
@@ -263,13 +251,11 @@ def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
 
 def _private_network(settings: ModelOptions, problem: Problem) -> Learner:
     """Return the network `mlp` trained by DP-SGD, else with the learner's own defaults."""
-    from clients.networks.private import DPTorchLearner
-
     rule = "0 for dp-mlp: when to stop would not be private"
     for name in ("patience", "validation_share"):
         value = getattr(settings, name)
         require(value == 0, "learner_factory", name.replace("_", "-"), rule, value)
-    return DPTorchLearner(
+    return clients.DPTorchLearner(
         _module_factory("mlp", problem),
         **problem.outputs,
         epochs=settings.epochs,
@@ -293,9 +279,7 @@ def _module_factory(name: str, problem: Problem) -> "Callable[[], torch.nn.Modul
 
 def _augment(problem: Problem) -> "Callable[[torch.Tensor], torch.Tensor]":
     """Return random crops, and mirror images of photographs but not of grey digits."""
-    from clients.networks.images import crop_and_flip
-
-    return crop_and_flip(padding=AUGMENT_PADDING, flip=problem.row_shape[0] == 3)
+    return clients.crop_and_flip(padding=AUGMENT_PADDING, flip=problem.row_shape[0] == 3)
 
 
 NETWORKS: Final = (
@@ -304,19 +288,13 @@ NETWORKS: Final = (
 )
 CLASSIFIERS: Final[Mapping[str, ClassifierBuilder]] = {
     **{name: functools.partial(_estimator, name) for name in ESTIMATORS},
-    "forest": _forest,
-    "boosted-trees": _boosted_trees,
-    "lightgbm": _lightgbm,
-    "xgboost": _xgboost,
+    **{name: functools.partial(_labels, name) for name in LABEL_LEARNERS},
 }
 LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {
         **{name: functools.partial(_classifier, build) for name, build in CLASSIFIERS.items()},
-        "xgboost-scores": _xgboost_scores,
+        **{name: functools.partial(_scores, name) for name in SCORE_LEARNERS},
         "forest-scores": _forest_scores,
-        "kernel-ridge": _kernel_ridge,
-        "ridge": _ridge,
-        "random-features": _random_features,
         **{name: functools.partial(_network, name) for name in NETWORKS},
         "dp-mlp": _private_network,
     }

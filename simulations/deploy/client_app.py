@@ -21,7 +21,7 @@ from fl_strategies import REGISTRY, Learner, Party, PortableLearner
 from fl_strategies._util import Array, make_folder, replace_file
 from fl_strategies.errors import InvalidData, StrategyError, require
 from fl_strategies.learners import LearnerFactory
-from fl_strategies.options import key_of
+from fl_strategies.options import Setting, key_of
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
@@ -30,11 +30,9 @@ from simulations.data.tables import names_in
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.models import ModelOptions, check_learner_name, learner_factory
 from simulations.runtime.client_app import (
-    BUDGET_KEYS,
     OWNER,
     Budget,
     require_absolute,
-    with_defaults,
 )
 
 MAX_RUN_EPSILON: Final = "max-run-epsilon"
@@ -89,7 +87,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "receives": "extra-trees, random-features",
     "compare": True,
     "tell-verdict": False,
-    **BUDGET_KEYS,
+    **{key: setting.default for key, setting in Budget.settings().items()},
     **POLICY_KEYS,
 }
 """Keys of a node config, with their defaults."""
@@ -158,7 +156,11 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
     """
     unknown = sorted(set(node_config) - {*DEFAULTS, *MODEL_SETTINGS})
     require(not unknown, OWNER, "keys", f"among {', '.join(DEFAULTS)}", unknown)
-    config = with_defaults(node_config, DEFAULTS)
+    whole = {**DEFAULTS, **node_config}
+    config = {
+        key: Setting(key, type(default), default, "", (), False).check(OWNER, whole[key])
+        for key, default in DEFAULTS.items()
+    } | {key: whole[key] for key in MODEL_SETTINGS if key in whole}
     for key in ("data-file", "public-file", "classes", "learner"):
         require(bool(config[key]), OWNER, key, "given", config[key])
     number_of_party = int(config[keys.PARTITION_ID])

@@ -1,11 +1,10 @@
 """The client component of the Flower app: a simulated party per partition, with its budget."""
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import ClassVar, Final, Self
 
 from flwr.app import Context
 
@@ -13,34 +12,13 @@ from clients.app import client_app
 from fl_strategies import Party
 from fl_strategies._util import Array
 from fl_strategies.errors import require
-from fl_strategies.options import TYPE_NAMES
+from fl_strategies.options import Options, option
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.federation import load_federation
 
 OWNER: Final = "node-config"
-BUDGET_KEYS: Final[Mapping[str, Value]] = {
-    "state-dir": "",
-    "max-epsilon": 0.0,
-    "delta": 1e-5,
-    "sample-delta": 0.0,
-    "data-changes": False,
-}
-"""Keys of a node's budget, with their defaults."""
-
-
-def with_defaults(
-    config: Mapping[str, Value], defaults: Mapping[str, Value]
-) -> dict[str, Value]:
-    """Return a node's configuration with defaults filled in; raise for other types."""
-    whole: dict[str, Value] = {**defaults, **config}
-    for key, default in defaults.items():
-        value, kind = whole[key], type(default)
-        number = kind is float and type(value) is int
-        require(number or type(value) is kind, OWNER, key, TYPE_NAMES[kind], value)
-        whole[key] = kind(value)
-    return whole
 
 
 def require_absolute(key: str, text: str) -> None:
@@ -53,35 +31,31 @@ def require_absolute(key: str, text: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(Options):
     """Where a party keeps its journal, and how much its data may pay; see `PartyJournal`."""
 
-    state_dir: str
-    max_epsilon: float
-    delta: float
-    sample_delta: float = 0.0
-    data_changes: bool = False
+    owner: ClassVar[str] = OWNER
+    names_keys: ClassVar[bool] = True
+
+    state_dir: str = option("", "folder of the journal; empty: none")
+    max_epsilon: float = option(0.0, "most that may be paid; 0: no limit", least=0)
+    delta: float = option(1e-5, "of the epsilon that is paid", above=0, below=1)
+    sample_delta: float = option(0.0, "most of secret samples; 0: none", least=0, below=1)
+    data_changes: bool = option(False, "other records are the same party's, and pay as well")
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, Value]) -> Self:
         """Read a node's configuration; raise if it contradicts itself."""
-        given = {key: value for key, value in node_config.items() if key in BUDGET_KEYS}
-        config: dict[str, Any] = with_defaults(given, BUDGET_KEYS)
-        budget = cls(**{key.replace("-", "_"): value for key, value in config.items()})
-        budget._check()
-        return budget
-
-    def _check(self) -> None:
-        require_absolute("state-dir", self.state_dir)
-        limit, share, kept = self.max_epsilon, self.sample_delta, bool(self.state_dir)
-        require(0 <= limit < math.inf, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
-        require(0 < self.delta < 1, OWNER, "delta", "between 0 and 1", self.delta)
-        require(0 <= share < 1, OWNER, "sample-delta", "at least 0 and below 1", share)
+        given = {key: value for key, value in node_config.items() if key in cls.settings()}
+        budget = cls.from_config(given)
+        require_absolute("state-dir", budget.state_dir)
         for key, is_usual in (
-            ("max-epsilon", not limit),
-            ("delta", self.delta == BUDGET_KEYS["delta"]),
+            ("max-epsilon", not budget.max_epsilon),
+            ("delta", budget.delta == cls.settings()["delta"].default),
         ):
-            require(kept or is_usual, OWNER, "state-dir", f"given with {key}", self.state_dir)
+            kept = bool(budget.state_dir) or is_usual
+            require(kept, OWNER, "state-dir", f"given with {key}", budget.state_dir)
+        return budget
 
     def journal(self, x: Array, y: Array, *below: str) -> PartyJournal | None:
         """Return the journal of these records, in a folder below; None if none is kept."""
@@ -97,7 +71,7 @@ class Budget:
         )
 
 
-NODE_KEYS = (keys.PARTITION_ID, keys.NUM_PARTITIONS, *BUDGET_KEYS)
+NODE_KEYS = (keys.PARTITION_ID, keys.NUM_PARTITIONS, *Budget.settings())
 
 
 def load_party(context: Context) -> Party:
@@ -129,7 +103,7 @@ def read_budget(node_config: Mapping[str, Value], settings: Settings) -> Budget:
     """
     unknown = sorted(set(node_config) - set(NODE_KEYS))
     require(not unknown, OWNER, "keys", f"among {', '.join(NODE_KEYS)}", unknown)
-    if set(node_config) & set(BUDGET_KEYS):
+    if set(node_config) & set(Budget.settings()):
         return Budget.of_node(node_config)
     return Budget(
         state_dir=settings.state_dir, max_epsilon=settings.max_epsilon, delta=settings.delta
