@@ -1,5 +1,6 @@
 """Flower's own strategies: on our parties by their own servers, and under our base."""
 
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fl_strategies import (
 )
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
+from fl_strategies.options import key_of
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
@@ -530,7 +532,11 @@ def test_settings_are_those_of_flowers_class(name: str) -> None:
     kind = find_algorithm(name).strategy
     assert issubclass(kind, FlowerStrategy)
     assert kind.flower_type.__name__ == name.partition(":")[2]
-    assert {"local-epochs", "restrain"} <= kind.options_type.settings().keys()
+    common = inspect.signature(flower.FedAvg.__init__).parameters
+    given = inspect.signature(kind.flower_type.__init__).parameters
+    own = {key_of(name) for name in given.keys() - common.keys()}
+    renamed = {"trim-fraction" if key == "beta" else key for key in own}
+    assert kind.options_type.settings().keys() == {"local-epochs", "restrain"} | renamed
 
 
 def test_options_reach_other_processes() -> None:

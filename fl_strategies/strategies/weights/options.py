@@ -1,11 +1,12 @@
 """Options of strategies that average weights, also of those that are Flower's own."""
 
-import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
 
 from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option
@@ -19,10 +20,21 @@ WEIGHTS: Final = "weights"
 MODEL: Final = "model"
 PROXIMAL_MU: Final = "proximal-mu"
 
+SETTINGS: Final[Mapping[type[Strategy], Mapping[str, float]]] = {
+    flower.FedProx: {"proximal_mu": 0.1},
+    flower.FedAvgM: {"server_learning_rate": 1.0, "server_momentum": 0.9},
+    flower.FedAdagrad: {"eta": 0.1, "eta_l": 0.1, "tau": 1e-3},
+    flower.FedAdam: {"eta": 0.1, "eta_l": 0.1, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3},
+    flower.FedYogi: {"eta": 0.01, "eta_l": 0.0316, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3},
+    flower.FedTrimmedAvg: {"beta": 0.2},
+    flower.Krum: {"num_malicious_nodes": 0},
+    flower.MultiKrum: {"num_malicious_nodes": 0, "num_nodes_to_select": 1},
+    flower.Bulyan: {"num_malicious_nodes": 0},
+}
+"""Settings of Flower's classes beyond those of its FedAvg. The defaults are Flower's, except
+for `proximal_mu` and `server_momentum`: with Flower's 0 both would be no more than FedAvg."""
 _RENAMED: Final = {"beta": "trim_fraction"}
 """Flower's names that mean something else in a run configuration."""
-_USUAL: Final = {"proximal_mu": 0.1, "server_momentum": 0.9}
-"""Values without which a class of Flower is no more than its FedAvg."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,8 @@ class WeightsOptions(Options):
     """
 
     owner: ClassVar[str] = "FlowerStrategy"
+    flower_names: ClassVar[Mapping[str, str]] = {}
+    """What Flower's class calls those of these options that are its own."""
 
     local_epochs: int = option(
         5, "passes of a party over its records in a round", least=1, most=MAX_EPOCHS
@@ -92,20 +106,11 @@ def release_plan(
     )
 
 
-def settings_of(kind: type[Strategy]) -> dict[str, Any]:
-    """Return the plain settings of one of Flower's strategies, beyond those of its FedAvg."""
-    common = inspect.signature(FedAvg.__init__).parameters
-    own = inspect.signature(kind.__init__).parameters
-    return {
-        name: _USUAL.get(name, parameter.default)
-        for name, parameter in own.items()
-        if name not in common and type(parameter.default) in (int, float, bool)
-    }
-
-
 @cache
-def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
+def options_for(kind: type[Strategy], **settings: float) -> type[WeightsOptions]:
     """Return options that also have the settings of one of Flower's strategies.
+
+    They are those of `SETTINGS`, also for a subclass, and those that are given.
 
     Examples
     --------
@@ -113,13 +118,12 @@ def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
     >>> options_for(FedProx)(proximal_mu=1.0).to_config()
     {'local-epochs': 5, 'restrain': True, 'proximal-mu': 1.0}
     """
+    known: Mapping[str, float] = next((SETTINGS[k] for k in kind.__mro__ if k in SETTINGS), {})
+    own = {**known, **settings}
+    names = {_RENAMED.get(name, name): name for name in own}
     fields = [
-        (
-            _RENAMED.get(name, name),
-            type(default),
-            option(default, f"{name} of Flower's {kind.__name__}"),
-        )
-        for name, default in settings_of(kind).items()
+        (field, type(own[name]), option(own[name], f"{name} of Flower's {kind.__name__}"))
+        for field, name in names.items()
     ]
     return make_dataclass(
         f"{kind.__name__}Options",
@@ -128,20 +132,23 @@ def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
         # Other processes make the class anew, since no module has it by name.
         namespace={
             "owner": kind.__name__,
-            "__reduce__": lambda options: (_rebuilt, (kind, options.to_config())),
+            "flower_names": names,
+            "__reduce__": lambda options: (_rebuilt, (kind, settings, options.to_config())),
         },
         frozen=True,
         kw_only=True,
     )
 
 
-def _rebuilt(kind: type[Strategy], config: dict[str, Any]) -> WeightsOptions:
-    return options_for(kind).from_config(config)
+def _rebuilt(
+    kind: type[Strategy], settings: dict[str, float], config: dict[str, Any]
+) -> WeightsOptions:
+    return options_for(kind, **settings).from_config(config)
 
 
 def make_flower(kind: type[Strategy], options: WeightsOptions) -> Strategy:
     """Return one of Flower's strategies with its settings; whom to ask is decided elsewhere."""
-    own = {name: getattr(options, _RENAMED.get(name, name)) for name in settings_of(kind)}
+    own = {name: getattr(options, field) for field, name in options.flower_names.items()}
     made: Any = kind
     strategy: Strategy = made(**own, min_train_nodes=1, min_available_nodes=1)
     return strategy

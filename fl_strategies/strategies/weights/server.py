@@ -270,7 +270,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     same_learner: ClassVar[bool] = True
     relays_models: ClassVar[bool] = True
     party_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
-    final_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
+    final_learner_needs = party_learner_needs
     state_type = WeightsState
     reply_kind = WEIGHTS
 
@@ -360,15 +360,15 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         return self.state.delivery
 
     def nodes_for_round(self, nodes: list[int]) -> list[int]:
-        """Let Flower's class say what parties are told, and which of them to ask."""
+        """Let Flower's class say what to send to parties, and which of them to ask."""
         present = PresentNodes(type(self).__name__, nodes)
         model = encode_arrays(self._present_model())
         messages = [
             *self._flower.configure_train(self.round_ + 1, model, ConfigRecord(), present)
         ]
         configs = messages[0].content.config_records.values() if messages else ()
-        said: Any = next(iter(configs), {})
-        self._asked = dict(said)
+        config: Any = next(iter(configs), {})
+        self._asked = dict(config)
         chosen = {message.metadata.dst_node_id for message in messages}
         return [node for node in nodes if node in chosen]
 
@@ -484,8 +484,8 @@ class CountedStrategy(FlowerStrategy):
     @property
     def counted(self) -> list[CountedWeights]:
         """The weights and counts of this round, party by party."""
-        said = [reply.knowledge for reply in self.replies]
-        return [part for part in said if isinstance(part, CountedWeights)]
+        parts = [reply.knowledge for reply in self.replies]
+        return [part for part in parts if isinstance(part, CountedWeights)]
 
 
 class FedAvg(FlowerStrategy):
@@ -503,14 +503,19 @@ class FedAvg(FlowerStrategy):
 
 
 @cache
-def flower_strategy(kind: type[Strategy], name: str = "") -> type[FlowerStrategy]:
+def flower_strategy(
+    kind: type[Strategy], name: str = "", **settings: float
+) -> type[FlowerStrategy]:
     """Return one of Flower's strategies as one of ours, with its settings as options.
 
     Parameters
     ----------
-    kind : class of flwr.serverapp.strategy
+    kind : class of flwr.serverapp.strategy, or a subclass
     name : str
         What parties and run configurations call it; ``flower:`` and the class by default.
+    **settings : int, float or bool
+        Arguments of a class of your own that are to be options, with their defaults; those of
+        Flower's classes are known.
 
     Examples
     --------
@@ -521,7 +526,7 @@ def flower_strategy(kind: type[Strategy], name: str = "") -> type[FlowerStrategy
     own = {
         "name": name or f"flower:{kind.__name__}",
         "flower_type": kind,
-        "options_type": options_for(kind),
+        "options_type": options_for(kind, **settings),
         "__module__": __name__,
         "__doc__": f"Flower's `{kind.__name__}`; see `FlowerStrategy`.",
     }
