@@ -26,7 +26,7 @@ import decimal
 import math
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar, TypeAlias
 
@@ -207,10 +207,6 @@ class Release:
     charges: Charges
 
 
-def _charge(event: PrivacyEvent, count: int, seeded: bool) -> tuple[PrivacyEvent, int]:
-    return (replace(event, seeded=True) if seeded else event), count
-
-
 class _RowMechanism(ABC):
     """A mechanism that releases row by row, every row at the same cost."""
 
@@ -230,7 +226,7 @@ class _RowMechanism(ABC):
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
         """Return the charges for releasing `num_rows` rows."""
         check_count(type(self).__name__, "num_rows", num_rows, least=1)
-        return tuple(_charge(event, num_rows, seeded) for event in self._events)
+        return tuple((replace(event, seeded=seeded), num_rows) for event in self._events)
 
 
 def _checked_counts(owner: str, counts: Array, num_classes: int) -> FloatArray:
@@ -308,7 +304,7 @@ class NoisyMax(_RowMechanism):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidentNoisyMax(_RowMechanism):
+class ConfidentNoisyMax(NoisyMax):
     """Release labels only where the voters agree (Confident-GNMax of PATE).
 
     A row is answered if its largest count plus Gaussian noise reaches the threshold; every row
@@ -321,18 +317,13 @@ class ConfidentNoisyMax(_RowMechanism):
         In votes.
     threshold_scale, scale : float
         Standard deviations of the noise in the test and in the answer.
-    sensitivity : float
-        The most by which adding or removing one unit moves a single count.
-    unit : "party" or "example"
-    num_classes : int
+    sensitivity, unit, num_classes
+        See `NoisyMax`.
     """
 
+    noise: Noise = field(default="gaussian", init=False)
     threshold: float
     threshold_scale: float
-    scale: float
-    sensitivity: float
-    unit: Unit
-    num_classes: int
 
     def __post_init__(self) -> None:
         finite, owner = math.isfinite(self.threshold), "ConfidentNoisyMax"
@@ -350,18 +341,6 @@ class ConfidentNoisyMax(_RowMechanism):
         )
 
     @property
-    def event(self) -> NoisyMaxEvent:
-        """The event of an answer."""
-        return NoisyMaxEvent(
-            unit=self.unit,
-            relation="replace-one",
-            noise="gaussian",
-            scale=self.scale,
-            sensitivity=self.sensitivity,
-            num_classes=self.num_classes,
-        )
-
-    @property
     def _events(self) -> tuple[PrivacyEvent, ...]:
         return self.threshold_event, self.event
 
@@ -371,7 +350,7 @@ class ConfidentNoisyMax(_RowMechanism):
         noise = self.threshold_scale * continuous_gaussian(len(votes), rng)
         answered = np.flatnonzero(votes.max(axis=1) - self.threshold >= -noise)
         labels = np.full(len(votes), UNANSWERED, dtype=np.int64)
-        labels[answered] = _noisy_choice(votes[answered], "gaussian", self.scale, rng)
+        labels[answered] = _noisy_choice(votes[answered], self.noise, self.scale, rng)
         return Release(labels, self.charges(len(votes), seeded=rng is not None))
 
 
@@ -556,8 +535,9 @@ class LaplaceCounts:
             scale=self.scale,
             l1_sensitivity=moved / 2 if self.halved else moved,
             num_values=_MOST_COUNTS,
+            seeded=seeded,
         )
-        return (_charge(event, 1, seeded),)
+        return ((event, 1),)
 
     def release(self, counts: Array, rng: Source = None) -> Release:
         """Return noisy counts, none below 0, as float64 of the same shape."""
@@ -620,8 +600,9 @@ class GaussianSums:
             scale=self.drawn_scale,
             l2_sensitivity=self.l2_sensitivity,
             num_values=num_sums,
+            seeded=seeded,
         )
-        return (_charge(event, 1, seeded),)
+        return ((event, 1),)
 
     @property
     def grain(self) -> float:
@@ -688,7 +669,7 @@ class SubsampleOnce:
 
     def charges(self, *, seeded: bool = False) -> Charges:
         """Return the charges for the sample."""
-        return (_charge(self.event, 1, seeded),)
+        return ((replace(self.event, seeded=seeded), 1),)
 
     def release(self, rng: Source = None) -> Release:
         """Return the positions of the sampled records, as int64 (samples,)."""
