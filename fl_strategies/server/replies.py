@@ -118,13 +118,9 @@ def clean_metrics(reported: Mapping[str, float]) -> dict[str, float]:
 
 def _can_be(name: str, value: float) -> bool:
     least, most = _range_of(name)
-    # Compared as it is: a whole number may be too large for a float.
-    inside = _is_nan(value) or least <= value <= most
+    # Compared as it is: a whole number may be too large for a float. Only NaN is not itself.
+    inside = value != value or least <= value <= most
     return inside and 1 <= len(name) <= LONGEST_NAME and name.isprintable()
-
-
-def _is_nan(value: float) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def _range_of(name: str) -> tuple[float, float]:
@@ -374,7 +370,7 @@ class PartyReply(Generic[T]):
     metrics: Metrics
 
     def without_knowledge(self) -> "PartyReply[None]":
-        """Return who answered and what was measured, without what was said."""
+        """Return who answered and what was measured, without the answer itself."""
         stripped: PartyReply[Any] = replace(self, knowledge=None)  # type: ignore[arg-type]
         return stripped
 
@@ -518,21 +514,17 @@ def settle(known: Known, replies: Iterable[PartyReply[S]]) -> list[PartyReply[S]
             if claimed in claims:
                 nameless += 1
                 number = -nameless
-                _warn_of_two(reply, number)
+                logger.warning(
+                    "Node %s and another one both claim to be party %s. It counts as party %s; "
+                    "give the strategy members to say who is who.",
+                    reply.node_id,
+                    claimed,
+                    number,
+                )
             known[reply.node_id] = claimed, number
             claims.add(claimed)
     found = [replace(reply, partition_id=known[reply.node_id][1]) for reply in by_node]
     return sorted(found, key=lambda reply: reply.partition_id)
-
-
-def _warn_of_two(reply: PartyReply[S], number: int) -> None:
-    logger.warning(
-        "Node %s and another one both say that they are party %s. It counts as party %s; "
-        "give the strategy members to say who is who.",
-        reply.node_id,
-        reply.partition_id,
-        number,
-    )
 
 
 MAX_EVENTS_TEXT: Final = 100_000
@@ -589,18 +581,11 @@ def enter_reported(
     times: int,
     empty: PrivacyLedger,
 ) -> None:
-    """Enter a party's events, as often as it was asked.
+    """Enter a party's events into `known`, as often as it was asked.
 
-    Whose ledger is shown is decided by `most_expensive`, once all parties are entered.
-
-    Parameters
-    ----------
-    known : dict of partition id to what the party has reported before; changed here
-    reply : PartyReply
-    charges : sequence of (event, count)
-    times : int
-    empty : PrivacyLedger
-        What a party that has reported nothing begins with.
+    That has, per partition id, what a party has reported before; one that has reported nothing
+    begins with the `empty` ledger. Whose ledger is shown is decided by `most_expensive`, once
+    all parties are entered.
     """
     _, ledger = known.get(reply.partition_id, (0.0, empty))
     for _ in range(times):
@@ -612,9 +597,9 @@ def enter_reported(
 def most_expensive(known: Iterable[Reported]) -> PrivacyLedger:
     """Return the ledger whose events cost most.
 
-    What parties tell only says where to look first, because accounting takes time: a party
-    that tells a large epsilon for small events would otherwise hide the others' events. Whose
-    own epsilon is honest costs no more than it tells.
+    What parties report only decides where to look first, because accounting takes time: a
+    party that reports a large epsilon for small events would otherwise hide the others' events.
+    A party whose own epsilon is honest costs no more than it reports.
     """
     in_order = sorted(known, key=lambda reported: -reported[0])
     worst, cost = in_order[0][1], -1.0

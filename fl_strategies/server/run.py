@@ -758,13 +758,11 @@ def write_epsilon_csv(strategy: Resumable, path: str | Path) -> None:
     by which a finite epsilon holds; it is empty where that ledger promises nothing.
     """
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(_lines(strategy))
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *_lines(strategy)])
     replace_file(Path(path), text.getvalue().encode(), SHARED)
 
 
-def _lines(strategy: Resumable) -> Iterator[dict[str, object]]:
+def _lines(strategy: Resumable) -> Iterator[Sequence[object]]:
     combined, mechanism = strategy.state.history["train"], _mechanism(strategy)
     prices = strategy.state.prices
     for number in sorted({*prices, *combined}):
@@ -776,7 +774,7 @@ def _lines(strategy: Resumable) -> Iterator[dict[str, object]]:
             known = {name: value for name, value in priced.items() if math.isfinite(value)}
             for unit, epsilon, delta in _UNITS:
                 bounded = epsilon in known
-                values = (
+                yield (
                     number,
                     party,
                     unit,
@@ -786,7 +784,6 @@ def _lines(strategy: Resumable) -> Iterator[dict[str, object]]:
                     known.get(keys.NUM_RELEASES, ""),
                     mechanism if bounded else "",
                 )
-                yield dict(zip(COLUMNS, values, strict=True))
 
 
 def _mechanism(strategy: Resumable) -> str:

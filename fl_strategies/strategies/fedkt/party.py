@@ -127,7 +127,7 @@ def teacher_votes(
 def train_students(party: Party, sets: Sequence[TrainingSet], seed: int) -> list[Learner]:
     """Train one student per partition on public rows with its teachers' labels."""
     if not all(len(labels) for _, labels in sets):
-        # Labels have been released with noise, so that there are none may be told.
+        # Labels have been released with noise, so the server may know that there are none.
         raise KnowledgeMismatch(
             f"{party.owner}: queries must be answered for every student, got "
             f"none for some. Lower the threshold or ask more queries."
@@ -254,10 +254,10 @@ class _Work:
         models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
         return join_arrays(models), labels
 
-    def diagnostic(self, figure: float) -> float:
-        """Return a figure of votes without noise; at L1 only if it is asked for by name."""
+    def diagnostic(self, value: float) -> float:
+        """Return a metric of votes without noise; at L1 only if it is asked for by name."""
         hidden = self.options.level == "L1" and not self.options.private_diagnostics
-        return math.nan if hidden else float(figure)
+        return math.nan if hidden else float(value)
 
     def events(self) -> dict[str, Scalar]:
         """Return what privately trained teachers cost, for the server's account at L0."""

@@ -294,8 +294,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
 
     def check(self, knowledge: Knowledge) -> PartyAnswer:
         """Return one party's votes, and what its teachers cost."""
-        told = knowledge.meta.get(keys.PRIVACY_EVENTS)
-        training = () if told is None else read_charges(told)
+        reported = knowledge.meta.get(keys.PRIVACY_EVENTS)
+        training = () if reported is None else read_charges(reported)
         counts, scores, shape = None, None, (len(self.public), self.num_classes)
         if self.options.weights != "none":
             counts = read_counts(knowledge.arrays, self.num_classes)
@@ -345,8 +345,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
     def _count(self, votes: PartyVotes) -> None:
         """Add one party's votes to the sums, which are all that is kept of them."""
         if self._pool is not None and votes.counts is not None:
-            said = votes.labels if votes.scores is None else votes.scores
-            self._pool.add(said, votes.counts, "none", votes.party)
+            values = votes.labels if votes.scores is None else votes.scores
+            self._pool.add(values, votes.counts, "none", votes.party)
         for labels in np.atleast_2d(votes.labels):
             self._votes.add(labels)
 
