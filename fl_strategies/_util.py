@@ -130,7 +130,7 @@ def counted(items: Sequence[T], kind: str) -> Iterator[T]:
 
     Examples
     --------
-    >>> with listening(lambda *told: print(*told)):
+    >>> with listening(lambda *progress: print(*progress)):
     ...     for _ in counted(range(2), "epochs"):
     ...         pass
     epochs 0 2

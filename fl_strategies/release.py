@@ -99,7 +99,7 @@ class ReleaseFacts:
     num_classes, num_public : int
     task : "single-label", "multi-label" or "regression"
     num_parties : int
-        Of the federation, or as many as have answered; 0 where nobody has said.
+        Of the federation, or as many as have answered; 0 where that is unknown.
     num_records : int
         Records of the party that is asked; 0 on the server.
     trainer : factory, optional
@@ -148,7 +148,7 @@ class Price:
 class ReleasePlan:
     """All that a strategy declares about privacy, made by a pure function of options and facts.
 
-    Both sides make the same plan. The party's policy judges it before a record is touched;
+    Both sides make the same plan. The party's policy checks it before a record is touched;
     `fl_strategies.party.role.charge_plan` enters `price().record` into the party's ledger
     and journal. The server makes the run's ledger of `unit`, `delta` and `audience`, refuses
     noise that leaves no signal (`no_signal`), and `KnowledgeStrategy` enters the price of every

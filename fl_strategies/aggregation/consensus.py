@@ -90,15 +90,11 @@ def _suspicion(points: FloatArray, weights: FloatArray) -> tuple[FloatArray, Arr
     along = np.einsum("snd,sd->sn", away, _directions(away, weights))
     squares = np.where(weights > 0, along**2, 0.0)
     variance = (weights * squares).sum(axis=1) / weights.sum(axis=1)
-    usual = _DEVIATION_OF_MEDIAN * _median_distance(along)
+    # The median distance of all points to their median, which few points can move.
+    middle = np.median(along, axis=1, keepdims=True)
+    usual = _DEVIATION_OF_MEDIAN * np.median(np.abs(along - middle), axis=1)
     large = variance > np.maximum((MOST_TIMES_USUAL * usual) ** 2, _LEAST_VARIANCE)
     return squares, large
-
-
-def _median_distance(along: FloatArray) -> FloatArray:
-    """Return the median distance of all points to their median, which few points can move."""
-    middle = np.median(along, axis=1, keepdims=True)
-    return np.asarray(np.median(np.abs(along - middle), axis=1))
 
 
 def _directions(away: FloatArray, weights: FloatArray) -> FloatArray:
@@ -293,7 +289,8 @@ class RobustConsensus:
         decode: Callable[[Array], FloatArray] | None = None,
     ) -> None:
         require(rule in ROBUST_RULES, "Consensus", "rule", "a robust one", rule)
-        check_trim("Consensus", trim_fraction)
+        fits, limits = 0 <= trim_fraction < 0.5, "at least 0 and below 0.5"
+        require(fits, "Consensus", "trim_fraction", limits, trim_fraction)
         self._rule, self._trim_fraction = rule, trim_fraction
         self._decode = decode
         self._replies: list[Array] = []
@@ -320,30 +317,28 @@ class RobustConsensus:
         decode = self._decode or (lambda values: values)
         for start in range(0, num_rows, size):
             rows = slice(start, start + size)
-            said = np.empty((len(replies), *replies[0][rows].shape), dtype=np.float32)
+            values = np.empty((len(replies), *replies[0][rows].shape), dtype=np.float32)
             for place, reply in enumerate(replies):
-                said[place] = decode(reply[rows])
-            consensus[rows] = combine(said)
+                values[place] = decode(reply[rows])
+            consensus[rows] = combine(values)
         return consensus
 
     def _combination(self) -> Callable[[FloatArray], FloatArray]:
         """Return the function that reduces (parties, rows, classes) to (rows, classes)."""
         if self._rule == "robust-mean":
             share = self._trim_fraction
-            return lambda said: filtered_mean(said.astype(np.float64).swapaxes(0, 1), share)
+            return lambda values: filtered_mean(values.astype(np.float64).swapaxes(0, 1), share)
         count = len(self._replies)
         most = (count - 1) // 2
-        cut = most if self._rule == "median" else min(self._num_trimmed(count), most)
+        trimmed = most if self._rule == "median" else math.ceil(self._trim_fraction * count)
+        cut = min(trimmed, most)
 
-        def middle(said: FloatArray) -> FloatArray:
+        def middle(values: FloatArray) -> FloatArray:
             # Sorted as they came: half as many bytes give the same order.
-            kept = np.sort(said, axis=0)[cut : count - cut]
+            kept = np.sort(values, axis=0)[cut : count - cut]
             return np.asarray(kept.astype(np.float64).mean(axis=0))
 
         return middle
-
-    def _num_trimmed(self, count: int) -> int:
-        return math.ceil(self._trim_fraction * count)
 
 
 class VoteCounts:
@@ -434,12 +429,6 @@ def to_probabilities(rows: FloatArray) -> FloatArray:
     shift = excess[np.arange(len(rows)), last]
     probabilities: FloatArray = np.maximum(rows - shift[:, None], 0.0)
     return probabilities
-
-
-def check_trim(owner: str, trim_fraction: float) -> None:
-    """Raise `InvalidParameter` unless something is left after trimming both ends."""
-    rule = "at least 0 and below 0.5"
-    require(0 <= trim_fraction < 0.5, owner, "trim_fraction", rule, trim_fraction)
 
 
 def _by_bytes(replies: Sequence[Array]) -> list[Array]:

@@ -370,15 +370,15 @@ class StackedEnsemble(Committee):
 
         A member that fails says nothing: it may be an untrusted party's.
         """
-        said, errors = [], []
+        shares, errors = [], []
         for member in self.members:
             try:
-                said.append(outputs(member, x, "single-label"))
+                shares.append(outputs(member, x, "single-label"))
             except Exception as error:  # a hostile model may make a learner raise anything
                 errors.append(error)
-                said.append(np.full((len(x), self.num_classes), 1 / self.num_classes))
+                shares.append(np.full((len(x), self.num_classes), 1 / self.num_classes))
         require_members("StackedEnsemble", len(self.members), errors)
-        logs = np.log(np.maximum(np.stack(said, axis=1), LEAST_PROBABILITY))
+        logs = np.log(np.maximum(np.stack(shares, axis=1), LEAST_PROBABILITY))
         return np.asarray(logs - logs.mean(axis=2, keepdims=True))
 
 

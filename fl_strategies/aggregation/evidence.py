@@ -238,8 +238,8 @@ def limited_mean(
 
     Examples
     --------
-    >>> said = np.array([[[2.0, -2.0]]] * 4 + [[[-10.0, 10.0]]])
-    >>> limited_mean(lambda k, rows: said[k, rows], np.ones((5, 2)), 1)
+    >>> sent = np.array([[[2.0, -2.0]]] * 4 + [[[-10.0, 10.0]]])
+    >>> limited_mean(lambda k, rows: sent[k, rows], np.ones((5, 2)), 1)
     array([[ 1.8, -1.8]])
     """
     num_parties, num_classes = weights.shape
@@ -328,13 +328,10 @@ def believed_sizes(sizes: FloatArray, total: int | None = None) -> FloatArray:
         granted[place] = min(size, most)
         smaller += min(size, most) * number
         count += number
-    likely = np.minimum(granted[which], _likely_size(sizes))
-    return np.asarray(likely if total is None else np.minimum(likely, _left(sizes, total)))
-
-
-def _likely_size(sizes: FloatArray) -> float:
     quarter, median = (max(float(np.quantile(sizes, q)), 1.0) for q in (0.25, 0.5))
-    return median * max(MOST_TIMES_ALIKE, (median / quarter) ** 3)
+    most_likely = median * max(MOST_TIMES_ALIKE, (median / quarter) ** 3)
+    likely = np.minimum(granted[which], most_likely)
+    return np.asarray(likely if total is None else np.minimum(likely, _left(sizes, total)))
 
 
 def _left(sizes: FloatArray, total: float) -> FloatArray:
@@ -513,8 +510,9 @@ def match_share(scores: FloatArray, share: FloatArray) -> FloatArray:
     log_share, inner = np.log(share[held]), scores[:, held]
     shift = np.zeros(int(held.sum()))
     for _ in range(_MAX_STEPS):
-        log_mean = _log_mean(log_softmax(inner + shift))
-        step = log_share - log_mean
+        log_values = log_softmax(inner + shift)
+        top = log_values.max(axis=0)
+        step = log_share - (top + np.log(np.exp(log_values - top).mean(axis=0)))
         shift += step
         if np.abs(step).max() < _TOLERANCE:
             break
@@ -557,12 +555,6 @@ def finite_floor(scores: FloatArray) -> FloatArray:
     """Replace minus infinity by 50 below the row's largest score, negligible in a softmax."""
     floor = scores.max(axis=1, keepdims=True) - 50.0
     return np.asarray(np.maximum(scores, floor))
-
-
-def _log_mean(log_values: FloatArray) -> FloatArray:
-    """Return the logarithm of the mean over rows of values given by their logarithms."""
-    top = log_values.max(axis=0)
-    return np.asarray(top + np.log(np.exp(log_values - top).mean(axis=0)))
 
 
 def _exact_total(rows: FloatArray) -> FloatArray:

@@ -91,11 +91,11 @@ def outliers(
         A party is an outlier below this share of the median party's agreement.
     """
     agreed = agreements(evidence, known > 0, fewest_common)
-    judged = ~np.isnan(agreed)
-    typical = float(np.median(agreed[judged])) if judged.any() else 0.0
+    comparable = ~np.isnan(agreed)
+    typical = float(np.median(agreed[comparable])) if comparable.any() else 0.0
     if typical < least_typical:
         return {}
-    found = np.flatnonzero(judged & (agreed < least_of_typical * typical))
+    found = np.flatnonzero(comparable & (agreed < least_of_typical * typical))
     return {int(position): float(agreed[position]) / typical for position in found}
 
 
@@ -196,23 +196,19 @@ class EvidenceConsensus:
     def result(self) -> FloatArray:
         """Return the mean; 0, for no opinion, where nobody has any weight."""
         require(bool(self._sizes), "EvidenceConsensus", "replies", "at least one", 0)
-        worths = self._worths()
-        total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
-        for group in sorted(self._sums):
-            worth = worths[group]
-            total += worth * self._sums[group].total()
-            weight += worth * self._weights[group]
-        return np.asarray(total / np.where(weight > 0, weight, 1.0))
-
-    def _worths(self) -> dict[int, float]:
-        """Return the worth of a whole weight in each group, less where sizes were capped."""
+        # The worth of a whole weight in each group, less where sizes are capped.
         worths = {group: 2.0 ** (group / 2) for group in self._sums}
         believed = believed_sizes(np.array(self._sizes))
         for claimed, size in zip(self._sizes, believed, strict=True):
             if size < claimed:
                 group = group_of(claimed)
                 worths[group] = min(worths[group], math.sqrt(2 * size))
-        return worths
+        total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
+        for group in sorted(self._sums):
+            worth = worths[group]
+            total += worth * self._sums[group].total()
+            weight += worth * self._weights[group]
+        return np.asarray(total / np.where(weight > 0, weight, 1.0))
 
 
 class Reply(NamedTuple):

@@ -34,18 +34,7 @@ _MOST_WAITING: Final = 64
 
 
 def count_votes(labels: Array, num_classes: int) -> IntArray:
-    """Count the votes of every row.
-
-    Parameters
-    ----------
-    labels : (num_voters, num_rows)
-    num_classes : int
-
-    Returns
-    -------
-    counts : (num_rows, num_classes)
-        Rows sum to the number of voters.
-    """
+    """Count the votes (num_voters, num_rows) of every row, (num_rows, num_classes)."""
     num_voters, num_rows = labels.shape
     counts = np.empty((num_rows, num_classes), dtype=np.int64)
     # Some rows at a time, so that counts and votes stay in the cache: a large one-hot
@@ -195,22 +184,22 @@ class _Leaders:
     def without(self, own: Array) -> tuple[IntArray, IntArray]:
         """Return the rows where this party votes and one other class leads, and that class."""
         rows = np.flatnonzero(own >= 0)
-        said, first, number = own[rows], self.first[rows], self.number[rows]
-        leads = self.counts[rows, said] == self.counts[rows, first]
+        named, first, number = own[rows], self.first[rows], self.number[rows]
+        leads = self.counts[rows, named] == self.counts[rows, first]
         # Its own vote may have made the lead, or prevented one.
         alone = (number == 1) & (~leads | (self.behind[rows] > 1))
         freed = (number == 2) & leads
-        leading = np.where(freed & (said == first), self.second[rows], first)
+        leading = np.where(freed & (named == first), self.second[rows], first)
         decided = alone | freed
         return rows[decided], leading[decided]
 
 
 def _agreement(own: Array, leaders: _Leaders, num_classes: int) -> tuple[float, float]:
     compared, leading = leaders.without(own)
-    said = own[compared]
-    named, led = (np.bincount(labels, minlength=num_classes) for labels in (said, leading))
-    agreed, possible = int((said == leading).sum()), int(np.minimum(named, led).sum())
-    return agreed / len(said) if len(said) else 1.0, agreed / possible if possible else 1.0
+    named = own[compared]
+    times, led = (np.bincount(labels, minlength=num_classes) for labels in (named, leading))
+    agreed, possible = int((named == leading).sum()), int(np.minimum(times, led).sum())
+    return agreed / len(named) if len(named) else 1.0, agreed / possible if possible else 1.0
 
 
 def num_trimmed(num_parties: int, share: float) -> int:
@@ -308,8 +297,8 @@ def class_evidence(
     array([[ 0.   , -0.   ],
            [-0.549,  0.549]])
     """
-    seen = counts > 0
-    prior = class_prior(counts)[seen]
+    seen, padded = counts > 0, counts + PSEUDO_COUNT  # shares that are nowhere 0
+    prior = (padded / padded.sum())[seen]
     # Relative to a rare class: a floor above its prior would be evidence for it everywhere.
     floor = LEAST_PROBABILITY * np.minimum(1.0, len(prior) * prior)
     relative = np.maximum(log_softmax(logits[:, seen]), np.log(floor)) - np.log(prior)
@@ -333,13 +322,6 @@ def label_evidence(
     bound = -math.log(LEAST_PROBABILITY)
     prior = np.log((positives + PSEUDO_COUNT) / (negatives + PSEUDO_COUNT))
     return np.where(both, np.clip(log_odds, -bound, bound) - prior, 0.0)
-
-
-def class_prior(counts: FloatArray) -> FloatArray:
-    """Return class shares that are nowhere 0: half a record is added to every class."""
-    padded = counts + PSEUDO_COUNT
-    prior: FloatArray = padded / padded.sum()
-    return prior
 
 
 def corrected_labels(logits: FloatArray, counts: FloatArray) -> IntArray:

@@ -261,18 +261,16 @@ def _pure_curves(losses: Mapping[Loss, int], adaptive: bool) -> dict[str, Curve]
     # The optimum is proved for strengths that were fixed before the first answer.
     fixed = not adaptive or len(strengths) == 1
     if fixed and sum(strengths.values()) <= _MOST_EXACT:
-        curves["optimal-composition"] = _optimal_curve(strengths)
+        values, counts = list(strengths), list(strengths.values())
+        curves["optimal-composition"] = (
+            Curve(partial(theorems.pure_heterogeneous, values, counts))
+            if len(values) > 1
+            else Curve(
+                partial(theorems.pure_optimal, values[0], counts[0]),
+                partial(theorems.pure_optimal_delta, values[0], counts[0]),
+            )
+        )
     return curves
-
-
-def _optimal_curve(strengths: Mapping[float, int]) -> Curve:
-    values, counts = list(strengths), list(strengths.values())
-    if len(values) > 1:
-        return Curve(lambda delta: theorems.pure_heterogeneous(values, counts, delta))
-    return Curve(
-        partial(theorems.pure_optimal, values[0], counts[0]),
-        partial(theorems.pure_optimal_delta, values[0], counts[0]),
-    )
 
 
 def _ranged_curves(losses: Mapping[Loss, int]) -> dict[str, Curve]:

@@ -385,7 +385,8 @@ class Checkpoint(Run):
     def _open(self, settings: Mapping[str, object]) -> dict[str, Any] | None:
         for draft in self.folder.rglob("*.draft-*"):
             draft.unlink()  # of a server that was killed
-        path, digest = self.folder / _RUN_FILE, _digest(settings)
+        text = json.dumps(settings, sort_keys=True)
+        path, digest = self.folder / _RUN_FILE, hashlib.sha256(text.encode()).hexdigest()
         rounds = sorted(self.folder.glob("state-*.npz"))
         if not path.exists() and not rounds:
             self.name = secrets.token_hex(16)
@@ -624,10 +625,6 @@ class RecordedGrid(GridAround):
         except Exception as error:  # Flower reads more than it can write
             reason = f"Reply: it must be a message of Flower's, got {type(error).__name__}."
         return _compat.message_to_bytes(Message(Error(_BAD_REPLY, reason), reply_to=request))
-
-
-def _digest(settings: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _whole(result: Result, done: int, history: Mapping[str, Mapping[int, Any]]) -> Result:

@@ -268,20 +268,16 @@ class Chain(KnowledgeStrategy[Any]):
         """Let the link combine the replies."""
         made, metrics = self.link.aggregate_train(server_round, replies)
         self.rejected_, self.failure_ = self.link.rejected_, self.link.failure_
-        told = self.link.state.prices.get(self.link.round_, {})
-        self.state.prices[self.round_] = dict(told)
+        self.state.prices[self.round_] = {**self.link.state.prices.get(self.link.round_, {})}
         if metrics is not None:
-            self._tell_cost(metrics)
+            # The price in a round's metrics is that of all links, not only the present one.
+            total = self.ledger_
+            epsilon, delta = _PRICES[total.unit]
+            reported = metrics.get(epsilon, 0.0)
+            known = reported if isinstance(reported, float) else 0.0
+            metrics[epsilon], metrics[delta] = max(total.get_epsilon(), known), total.delta
             self.state.history["train"][self.round_] = dict(metrics)
         return made, metrics
-
-    def _tell_cost(self, metrics: MetricRecord) -> None:
-        """Make the price in a round's metrics that of all links, not only the present one."""
-        total = self.ledger_
-        epsilon, delta = _PRICES[total.unit]
-        told = metrics.get(epsilon, 0.0)
-        metrics[epsilon] = max(total.get_epsilon(), told if isinstance(told, float) else 0.0)
-        metrics[delta] = total.delta
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -380,7 +376,7 @@ def _composed(links: Sequence[Link]) -> PrivacyLedger:
         ]
         total = compose_ledgers(own)
         totals.setdefault(json.dumps(total.state_dict()["entries"]), total)
-    # What parties tell of epsilon is about their own past, not about this composition.
+    # The epsilon that parties report is about their own past, not about this composition.
     return most_expensive((math.inf, total) for total in totals.values())
 
 

@@ -178,13 +178,13 @@ class Generator:
     ) -> tuple[float, list[FloatArray]]:
         """Return the objective on a batch, and its gradient by the weights."""
         hidden, features = self.forward(inputs)
-        told, by_features = ensemble_loss(features, labels, heads)
+        loss, by_features = ensemble_loss(features, labels, heads)
         spread, by_spread = diversity_loss(features, inputs[:, self.num_classes :])
         by_features = by_features + diversity * by_spread
         by_hidden = (by_features @ self.weights[2]) * (hidden > 0)
         slopes = [by_hidden.T @ inputs, by_hidden.sum(axis=0)]
         slopes += [by_features.T @ hidden, by_features.sum(axis=0)]
-        return told + diversity * spread, slopes
+        return loss + diversity * spread, slopes
 
 
 def ensemble_loss(

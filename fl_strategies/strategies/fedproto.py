@@ -80,14 +80,14 @@ class FedProtoParty(CountedParty):
         """Return the weights after training, with the mean features and counts of classes."""
         require_features(party.owner, party.learner_fn())
         objective = self.objective(party, received, config)
-        model, said, metrics = self.learn(party, received, config, state, objective)
+        model, sent, metrics = self.learn(party, received, config, state, objective)
         features = require_features(party.owner, model).features(party.x).astype(np.float64)
         counts = np.bincount(party.y, minlength=party.num_classes)
         sums = np.zeros((party.num_classes, features.shape[1]))
         np.add.at(sums, party.y, features)
         means = sums / np.maximum(counts, 1)[:, None]
         own: dict[str, Array] = {CLASS_COUNTS: counts, PROTOTYPES: means.astype(np.float32)}
-        return replace(said, arrays={**said.arrays, **own}), metrics
+        return replace(sent, arrays={**sent.arrays, **own}), metrics
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
         """Return the model's arrays."""

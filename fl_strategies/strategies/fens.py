@@ -373,10 +373,10 @@ class FENS(ModelRelay):
     def check(self, knowledge: Knowledge) -> AgentModel:
         """Check a model before others get it, or the weights of an aggregator."""
         if self.stage == MODEL:
-            said = super().check(knowledge)
+            sent = super().check(knowledge)
             # Room for the aggregator in the same message.
-            check_share(said.model, MAX_REPLY_BYTES // (1 + self.num_senders))
-            return said
+            check_share(sent.model, MAX_REPLY_BYTES // (1 + self.num_senders))
+            return sent
         sizes = len(self.state.newest), self.num_classes, self.options.hidden_units
         weights = read_weights(knowledge.arrays, *sizes)
         meta = {keys.NUM_EXAMPLES: read_num_records(knowledge.meta)}

@@ -226,9 +226,9 @@ class Scaffold(FlowerStrategy):
             changes, _ = restrained(changes)
         share = min(len(parts) / self.num_parties, 1.0)
         sizes = np.array([part.num_records for part in parts], dtype=np.float64)
-        told = share * sizes / sizes.sum()
+        shares = share * sizes / sizes.sum()
         moved = {
-            name: before + sum(t * c.arrays[name] for t, c in zip(told, changes, strict=True))
+            name: before + sum(p * c.arrays[name] for p, c in zip(shares, changes, strict=True))
             for name, before in self.state.control.items()
         }
         # Two parties have no middle: what one of them adds in many rounds must not overflow.

@@ -151,7 +151,12 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         own = {} if learner_fn is None else {learner_name: learner_fn}
         self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
         check_factories(owner, learner_fn, num_classes, model_fns=model_fns)
-        self._check_models(owner)
+        rule = "given, or learner_fn: models without a factory are not relayed"
+        require(bool(self.model_fns), owner, "model_fns", rule, self.model_fns)
+        for name, factory in self.model_fns.items():
+            learner, rule = factory(), "learners with to_arrays and from_arrays"
+            portable = isinstance(learner, PortableLearner)
+            require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
         self._public = None if public is None else public_array(owner, public)
         self._public_hash = None if self._public is None else content_hash(self._public)
         self._rows = _rows_to_score(owner, self._public, row_shape)
@@ -163,15 +168,6 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
 
     def settle(self, owner: str) -> None:
         """Check the settings of a subclass, and set what follows from them."""
-
-    def _check_models(self, owner: str) -> None:
-        rule = "given, or learner_fn: models without a factory are not relayed"
-        require(bool(self.model_fns), owner, "model_fns", rule, self.model_fns)
-        for name, factory in self.model_fns.items():
-            learner = factory()
-            portable = isinstance(learner, PortableLearner)
-            rule = "learners with to_arrays and from_arrays"
-            require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
 
     @property
     def plan(self) -> ReleasePlan:
@@ -602,14 +598,11 @@ class EKD(Codistillation):
         """Return the terms of the sum that this node has not confirmed yet, if they fit."""
         first = self.state.delivered.get(node_id, 0)
         if first not in self._deliveries:
-            self._deliveries[first] = self._terms_from(first)
+            missing = self.state.terms[first:]
+            too_large = wire_bytes(missing) > MAX_REPLY_BYTES
+            joined = join_models(missing, **{FIRST_TERM: first})
+            self._deliveries[first] = joined if missing and not too_large else None
         return None if node_id in self.rejected_ else self._deliveries[first]
-
-    def _terms_from(self, first: int) -> Knowledge | None:
-        missing = self.state.terms[first:]
-        if not missing or wire_bytes(missing) > MAX_REPLY_BYTES:
-            return None
-        return join_models(missing, **{FIRST_TERM: first})
 
     def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
         """Note who has all terms now."""

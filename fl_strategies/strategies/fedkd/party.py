@@ -152,23 +152,18 @@ class _Work:
 
     def evidence(self) -> Knowledge:
         """Return the model's logits without the class shares of its records."""
-        party, told, logits = self.party, self.class_counts(), self._fitted_logits()
-        counts = np.asarray(told[CLASS_COUNTS], dtype=np.float64)
+        party, sent, logits = self.party, self.class_counts(), self._fitted_logits()
+        counts = np.asarray(sent[CLASS_COUNTS], dtype=np.float64)
         ratio, contrast = None, "none"
         if party.task == "multi-label":
             evidence = label_evidence(logits, counts[0], counts[1])
         else:
-            if self._makes_contrast:
+            wanted = self.options.contrast and not self.options.public_labels
+            if wanted and not self.price.training:  # never after private training
                 ratio, contrast = contrasted(party, self.views, self.seed)
             evidence = class_evidence(logits, counts, ratio)
-        arrays = {"scores": self.to_wire(evidence), **told}
+        arrays = {"scores": self.to_wire(evidence), **sent}
         return Knowledge("scores", arrays, {CONTRAST: contrast})
-
-    @property
-    def _makes_contrast(self) -> bool:
-        """Whether records are told from public rows; never after private training."""
-        options = self.options
-        return options.contrast and not options.public_labels and not self.price.training
 
     def _fitted_logits(self) -> FloatArray:
         """Train the party's model and ask it about every view of the public rows."""

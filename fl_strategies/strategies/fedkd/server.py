@@ -77,7 +77,7 @@ class PartyScores:
     """What is kept of one party's reply until all are there.
 
     Levels or float32 logits (p * n, C), and class counts or None; neither of evidence, which
-    is summed as it comes. With evidence also what the party says of the public rows.
+    is summed as it comes. With evidence also how the party's records relate to public rows.
     """
 
     values: Array | None = None
@@ -85,7 +85,7 @@ class PartyScores:
     contrast: Contrast = "none"
 
 
-Said: TypeAlias = PartyScores | float
+Answer: TypeAlias = PartyScores | float
 
 
 def read_scale(knowledge: Knowledge) -> float:
@@ -108,12 +108,6 @@ class SummedScores:
 
     Claims that are far from the others' are cut in groups a factor of two wide; see
     `aggregation.consensus`. Nobody counts for more than `MAX_WEIGHT` records of a class.
-
-    Parameters
-    ----------
-    shape : (rows, classes)
-    form : Quantizer or PlainScores
-    options : FedKDOptions
     """
 
     def __init__(
@@ -124,15 +118,15 @@ class SummedScores:
         self._form = form
         self._sums = kind(shape, bound=form.bound, capped=True)
 
-    def taken(self, reply: PartyReply[Said]) -> PartyReply[Said]:
+    def taken(self, reply: PartyReply[Answer]) -> PartyReply[Answer]:
         """Add the scores of a reply, and return it without them."""
-        said = reply.knowledge
-        if not isinstance(said, PartyScores) or said.values is None:
+        sent = reply.knowledge
+        if not isinstance(sent, PartyScores) or sent.values is None:
             return reply
         weights = None
-        if said.counts is not None:
-            weights = np.minimum(np.rint(said.counts), MAX_WEIGHT).astype(np.int64)
-        self._sums.add(self._form.decode(said.values), weights)
+        if sent.counts is not None:
+            weights = np.minimum(np.rint(sent.counts), MAX_WEIGHT).astype(np.int64)
+        self._sums.add(self._form.decode(sent.values), weights)
         return replace(reply, knowledge=PartyScores())
 
     def result(self) -> tuple[FloatArray, int]:
@@ -153,9 +147,9 @@ def combined_scores(
             robust.add(scores)
         return robust.result(), 0
     counts, capped = capped_claims([party.counts for party in sent])
-    weights, heard = class_weights(counts, num_classes), scale_factors(values, form)
-    mean = weighted_mean(values, weights * heard[:, None], form)
-    return mean, capped + int((heard < 1).sum())
+    weights, factors = class_weights(counts, num_classes), scale_factors(values, form)
+    mean = weighted_mean(values, weights * factors[:, None], form)
+    return mean, capped + int((factors < 1).sum())
 
 
 @dataclass(kw_only=True)
@@ -166,7 +160,7 @@ class FedKDState(State):
     ended: bool = False
 
 
-class FedKD(KnowledgeStrategy[Said]):
+class FedKD(KnowledgeStrategy[Answer]):
     """One round of distillation from the parties' logits on public rows.
 
     Leaves the party
@@ -358,7 +352,7 @@ class FedKD(KnowledgeStrategy[Said]):
             **bound,
         }
 
-    def check(self, knowledge: Knowledge) -> Said:
+    def check(self, knowledge: Knowledge) -> Answer:
         """Return one party's largest logit, or its scores, class counts and contrast."""
         if self.reply_kind == "scale":
             return read_scale(knowledge)
@@ -371,14 +365,14 @@ class FedKD(KnowledgeStrategy[Said]):
         counts = read_counts(knowledge.arrays, *both, self.num_classes)
         return PartyScores(values, counts, read_contrast("scores", knowledge.meta))
 
-    def add(self, reply: PartyReply[Said]) -> None:
+    def add(self, reply: PartyReply[Answer]) -> None:
         """Sum evidence as it comes; keep anything else, of many parties its sums alone."""
-        said, options = reply.knowledge, self.options
-        if isinstance(said, float):
+        sent, options = reply.knowledge, self.options
+        if isinstance(sent, float):
             super().add(reply)
             return
-        if options.sends_evidence and said.values is not None and said.counts is not None:
-            self._pool.add(said.values, said.counts, said.contrast, reply.partition_id)
+        if options.sends_evidence and sent.values is not None and sent.counts is not None:
+            self._pool.add(sent.values, sent.counts, sent.contrast, reply.partition_id)
             reply = replace(reply, knowledge=PartyScores())
         super().add(reply if self._summed is None else self._summed.taken(reply))
         # There are no sums of what a median is sought of, or noise is added to.
@@ -390,9 +384,9 @@ class FedKD(KnowledgeStrategy[Said]):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the parties' scores and distil the final model from them."""
-        said = [reply.knowledge for reply in self.replies]
-        scales = [each for each in said if isinstance(each, float)]
-        sent = [each for each in said if isinstance(each, PartyScores)]
+        answers = [reply.knowledge for reply in self.replies]
+        scales = [each for each in answers if isinstance(each, float)]
+        sent = [each for each in answers if isinstance(each, PartyScores)]
         if scales:
             return None, self._settle_scale(scales)
         if self.options.sends_evidence:

@@ -48,9 +48,9 @@ MODEL: Final = "model"
 
 
 def answer(model: Learner, x: Array, payload: Payload, *, promised: bool = False) -> Array:
-    """Return what a model says about rows: scores (n, num_classes) or labels (n,).
+    """Return a model's answers about rows: scores (n, num_classes) or labels (n,).
 
-    Where privacy is promised (`promised`), a model that fails says even scores or class 0.
+    Where privacy is promised (`promised`), a model that fails gives even scores or class 0.
 
     Logits are moved so that each row has mean zero, and cut at `LOGIT_SPREAD` below the
     largest of the row. The first changes no probability, the second none that matters, and
@@ -87,7 +87,9 @@ class FedMDParty(PartyRole):
         """Learn for one round and return answers about its public rows."""
         student = student_of(party)(party, config, state)
         lesson = student.lesson(received, newest=student.server_round - 1)
-        given = received if _is_own_model(party, received) else None
+        given = None  # a model to start from, if it is of the kind that the party has
+        if received is not None and received.kind == MODEL:
+            given = received if received.meta.get(keys.LEARNER) == party.learner_name else None
         if given is not None:
             receive_model(party, given)  # what cannot be read is refused before it is paid for
         training = _charge(student, lesson)
@@ -118,13 +120,6 @@ class FedMDParty(PartyRole):
     def _measured(self, student: Student, model: Learner, config: ConfigRecord) -> Metrics:
         secret = student.settings.noise is not None
         return self.measure(student.party, model, config, student.state, secret=secret)
-
-
-def _is_own_model(party: Party, received: Knowledge | None) -> bool:
-    """Return whether this is a model to start from, of the kind that the party has."""
-    if received is None or received.kind != MODEL:
-        return False
-    return received.meta.get(keys.LEARNER) == party.learner_name
 
 
 def _charge(student: Student, lesson: Lesson | None) -> Sequence[Entry]:

@@ -198,9 +198,9 @@ class CountedParty(WeightsParty):
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Return the weights after training, and how many records of each class there are."""
-        said, metrics = super().train(party, received, config, state)
+        sent, metrics = super().train(party, received, config, state)
         counts = np.bincount(party.y, minlength=party.num_classes)
-        return replace(said, arrays={**said.arrays, CLASS_COUNTS: counts}), metrics
+        return replace(sent, arrays={**sent.arrays, CLASS_COUNTS: counts}), metrics
 
 
 @dataclass(frozen=True, slots=True)
