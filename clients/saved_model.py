@@ -187,9 +187,9 @@ def save_model(model: Learner, folder: str | Path, card: ModelCard) -> list[str]
 def save_committee(model: Committee, folder: str | Path, card: ModelCard) -> list[str]:
     """Write how a committee combines its members, which are saved each by itself."""
     signs = {"signs": list(model.signs)} if isinstance(model, SignedEnsemble) else {}
-    told = {"members": len(model.members), **signs}
+    settings = {"members": len(model.members), **signs}
     names = {MeanEnsemble: MEAN, SignedEnsemble: SIGNED, StackedEnsemble: STACKED}
-    _write_card(Path(folder), replace(card, learner=names[type(model)], settings=told))
+    _write_card(Path(folder), replace(card, learner=names[type(model)], settings=settings))
     if not isinstance(model, StackedEnsemble):
         return [DESCRIPTION]
     write_arrays(model.weights, Path(folder) / ARRAYS)

@@ -110,7 +110,7 @@ got 'num-splits', which fedkt has.
     teacher: str = option("", "model of teachers, if there are any; empty: the party's")
     final_learner: str = option("", "model that the server trains; empty: one that fits")
     pretrain_once: bool = option(False, "one pre-trained model for all parties")
-    delta: float = option(0.00001, "delta of every privacy figure", above=0)
+    delta: float = option(0.00001, "delta of every epsilon", above=0)
     max_epsilon: float = option(0.0, "budget of server and parties; 0: none", least=0)
     state_dir: str = option("", "folder where parties keep their ledgers; empty: none")
     max_wait: float = option(120.0, "seconds to wait for the parties to come", above=0)
@@ -477,7 +477,7 @@ def paper_table(strategy: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Return what a paper says about a strategy, by data set.
 
     Each data set has the tables `settings` (kebab-case keys), `published` (the paper's
-    figures) and `expected` (what our own runs must reach).
+    results) and `expected` (what our own runs must reach).
     """
     folder, known = resources.files("simulations") / "presets", published_strategies()
     require(strategy in known, "preset", "strategy", f"one of {', '.join(known)}", strategy)

@@ -175,6 +175,17 @@ def _xgboost_options(settings: ModelOptions) -> dict[str, Any]:
     return {**_boosting_options(settings), "num_threads": 1}
 
 
+def _forest_regressor(settings: ModelOptions) -> dict[str, Any]:
+    library = import_library("forest-scores", "sklearn.ensemble", "sklearn")
+    # A third of the columns at every split, as is usual for forests of numbers: with all of
+    # them the trees would hardly differ.
+    return {
+        "estimator": library.RandomForestRegressor(
+            max_features=1 / 3, **_forest_options(settings)
+        )
+    }
+
+
 class Wrapper(NamedTuple):
     """A learner of `clients`, its parameters, and the library that it wraps with its extra."""
 
@@ -201,6 +212,7 @@ LABEL_LEARNERS: Final[Mapping[str, Wrapper]] = {
 }
 SCORE_LEARNERS: Final[Mapping[str, Wrapper]] = {
     "xgboost-scores": Wrapper("XGBoostScores", _xgboost_options, "xgboost", "xgboost"),
+    "forest-scores": Wrapper("ForestScores", _forest_regressor),
     "kernel-ridge": Wrapper(
         "KernelRidgeLearner",
         lambda settings: {
@@ -222,14 +234,6 @@ def _labels(name: str, settings: ModelOptions, num_classes: int) -> Learner:
 
 def _scores(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     return SCORE_LEARNERS[name].make(name, settings, **problem.outputs)
-
-
-def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
-    library = import_library("forest-scores", "sklearn.ensemble", "sklearn")
-    # A third of the columns at every split, as is usual for forests of numbers: with all of
-    # them the trees would hardly differ.
-    forest = library.RandomForestRegressor(max_features=1 / 3, **_forest_options(settings))
-    return clients.ForestScores(forest, **problem.outputs)
 
 
 # Networks
@@ -294,7 +298,6 @@ LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {
         **{name: functools.partial(_classifier, build) for name, build in CLASSIFIERS.items()},
         **{name: functools.partial(_scores, name) for name in SCORE_LEARNERS},
-        "forest-scores": _forest_scores,
         **{name: functools.partial(_network, name) for name in NETWORKS},
         "dp-mlp": _private_network,
     }

@@ -1,4 +1,4 @@
-"""Vectors of float32 for compiled kernels: what stays in registers is said, not hoped for.
+"""Vectors of float32 for compiled kernels: what stays in registers is declared, not hoped for.
 
 Numba leaves the choice of vectors to LLVM, which checks before every short loop whether arrays
 overlap and stores sums after every step. A kernel that holds `Lanes` does neither. They are of
@@ -188,24 +188,24 @@ def root(_: Any, value: Any) -> Any:
 
 
 @_operation
-def kept_above(_: Any, value: Any, judge: Any, floor: Any, instead: Any) -> Any:
-    """Return a value where its judge is above the floor, and a number elsewhere.
+def kept_above(_: Any, value: Any, criterion: Any, floor: Any, instead: Any) -> Any:
+    """Return a value where its criterion is above the floor, and a number elsewhere.
 
     What is no number is kept.
     """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        given, judges, low, other = args
+        given, criteria, low, other = args
         lowest, others = _spread(builder, low), _spread(builder, other)
         chosen = [
-            builder.select(builder.fcmp_unordered(">", judged, lowest), vector, others)
-            for vector, judged in zip(
-                _split(builder, value, given), _split(builder, judge, judges), strict=True
+            builder.select(builder.fcmp_unordered(">", own, lowest), vector, others)
+            for vector, own in zip(
+                _split(builder, value, given), _split(builder, criterion, criteria), strict=True
             )
         ]
         return _joined(builder, chosen)
 
-    return value(value, judge, types.float32, types.float32), generate
+    return value(value, criterion, types.float32, types.float32), generate
 
 
 def _define(sign: Callable[[Any, Any], Any], instruction: str) -> None:

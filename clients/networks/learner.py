@@ -143,7 +143,7 @@ class TorchLearner:
         fewer mistakes (a lower loss where rows have no single label) end the training, and
         the module has the weights of its best epoch, the last of several. Every class counts
         alike, however few its rows. `partial_fit` and `distill` take all epochs that they
-        are told.
+        are given.
     validation_share : float (default: 0)
         Share of the rows that are not learned but stopped by, with patience. If 0, or less
         than a row, training stops by the rows that it learns, once it knows them.

@@ -79,8 +79,8 @@ def check_module(
         model = GradSampleModule(trial, loss_reduction="sum")
         record_gradients(logits_of(model(rows)).sum())
     except Exception as error:
-        said = f"Opacus says: {str(error).partition(chr(10))[0][:200]}"
-        raise _unsupported("that Opacus can make private", "an error", said) from error
+        reason = f"Opacus says: {str(error).partition(chr(10))[0][:200]}"
+        raise _unsupported("that Opacus can make private", "an error", reason) from error
     if not torch.allclose(among_equals, among_others, equal_nan=True):
         raise _unsupported("that treat every row by itself", "rows that influence each other")
     for (name, before), after in zip(module.named_buffers(), trial.buffers(), strict=True):

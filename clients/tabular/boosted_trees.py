@@ -41,12 +41,12 @@ def sum_of_trees(trees: Trees, x: Array, offsets: FloatArray) -> FloatArray:
     largest = int(trees.sizes.max())
     length = min(BLOCK, len(x))
     columns = np.empty((x.shape[1], length), dtype=np.float32)
-    said = np.empty((min(largest, MOST_NODES), length), dtype=np.float32)
+    answers = np.empty((min(largest, MOST_NODES), length), dtype=np.float32)
     number = np.empty(largest if largest > MOST_NODES else 0, dtype=np.int64)
     arrays = _Tree(trees.leaf, trees.features, trees.thresholds, trees.values[:, 0])
     # Another kind of array, such as a read-only one, would be compiled for anew.
     rows = np.require(x, requirements=("C", "W"))
-    add_trees(rows, trees.sizes, arrays, columns, said, number, scores)
+    add_trees(rows, trees.sizes, arrays, columns, answers, number, scores)
     return np.nan_to_num(scores, copy=False)
 
 
@@ -56,7 +56,7 @@ def add_trees(
     sizes: Array,
     trees: _Tree,
     columns: Array,
-    said: Array,
+    answers: Array,
     number: Array,
     scores: Array,
 ) -> None:
@@ -77,18 +77,18 @@ def add_trees(
             )
             out = scores[t % len(scores), first : first + len(rows)]
             if sizes[t] <= MOST_NODES:
-                _blend(tree, columns, said, out)
+                _blend(tree, columns, answers, out)
             else:
                 _walk(tree, rows, number, out)
             nodes, splits = end, last
 
 
 @part
-def _blend(tree: _Tree, columns: Array, said: Array, out: Array) -> None:
+def _blend(tree: _Tree, columns: Array, answers: Array, out: Array) -> None:
     """Add what a tree says of a block of columns, children before parents."""
     splits, leaves = len(tree.features), len(tree.values)
     for node in range(len(tree.leaf) - 1, -1, -1):
-        own = said[node]
+        own = answers[node]
         if tree.leaf[node]:
             leaves -= 1
             for i in range(len(out)):
@@ -96,12 +96,12 @@ def _blend(tree: _Tree, columns: Array, said: Array, out: Array) -> None:
         else:
             splits -= 1
             column, threshold = columns[tree.features[splits]], tree.thresholds[splits]
-            left, right = said[2 * splits + 1], said[2 * splits + 2]
+            left, right = answers[2 * splits + 1], answers[2 * splits + 2]
             for i in range(len(out)):
                 lower, upper = left[i], right[i]
                 own[i] = upper if column[i] > threshold else lower
     for i in range(len(out)):
-        out[i] += said[0, i]
+        out[i] += answers[0, i]
 
 
 @part

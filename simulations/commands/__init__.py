@@ -17,7 +17,7 @@ COMMANDS: Final = MappingProxyType(
         "flower": ("run", "run one federation with `flwr run` on Flower's simulation engine"),
         "repeat": (
             "run",
-            "run a federation once per seed; show means beside the published figure",
+            "run a federation once per seed; show means beside the published result",
         ),
         "compare": (
             "experiments",

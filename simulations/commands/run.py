@@ -261,8 +261,8 @@ def _repeat(options: argparse.Namespace) -> int:
     try:
         for number, seed in enumerate(seeds, start=1):
             say(f"run {number} of {len(seeds)}: seed {seed}\n")
-            told = {**settings.to_run_config(), "seed": seed}
-            reports.append(local.run_once(Settings.from_run_config(told)))
+            given = {**settings.to_run_config(), "seed": seed}
+            reports.append(local.run_once(Settings.from_run_config(given)))
     except KeyboardInterrupt:
         say(f"\nStopped. Finished: {len(reports)} of {len(seeds)} runs.\n")
         if not reports:

@@ -33,7 +33,14 @@ from simulations.experiments.entries import (
 )
 from simulations.federation import Federation, load_federation
 from simulations.results.report import aligned, size, summarise
-from simulations.results.verdict import PROMISES
+from simulations.results.verdict import (
+    BASELINES,
+    BEST_PARTY,
+    MAJORITY,
+    MEAN_PARTY,
+    POOLED,
+    PROMISES,
+)
 
 OWNER: Final = "compare"
 ALWAYS: Final = "every comparison, which always has these baselines"
@@ -79,9 +86,9 @@ def plan_comparison(
     ]
     drafts = [Draft(name, {"strategy": name}) for name in strategies]
     for budget in budgets:
-        told = f" at {budget:g}" if len(budgets) > 1 else ""
+        suffix = f" at {budget:g}" if len(budgets) > 1 else ""
         private = [_private(variant, given, federations, budget) for variant in BY_PROMISE]
-        drafts += [replace(one, name=one.name + told, budget=budget) for one in private]
+        drafts += [replace(one, name=one.name + suffix, budget=budget) for one in private]
     entries, excluded = [], {}
     for draft in drafts:
         if draft.decided["strategy"] not in strategies:
@@ -127,10 +134,8 @@ def _sampling(
 
 
 BASELINE_NAMES: Final[Mapping[str, str]] = {
-    "majority-": "majority class",
-    "solo-": "mean party alone",
-    "best-solo-": "best party alone",
-    "central-": "pooled data",
+    BASELINES[name].prefix: BASELINES[name].label
+    for name in (MAJORITY, MEAN_PARTY, BEST_PARTY, POOLED)
 }
 BYTES: Final = (
     "Mean ± deviation over seeds. Bytes are those of one party, in the mean, over all rounds: "
@@ -155,13 +160,13 @@ class Promise:
 
 @dataclass(frozen=True)
 class Line:
-    """One entry over all seeds; baselines have figures only.
+    """One entry over all seeds; baselines have values only.
 
     Bytes are those of one party: means over parties and seeds, of all rounds together.
     """
 
     name: str
-    figures: tuple[float, ...]
+    values: tuple[float, ...]
     further: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     bytes_up: float = 0.0
     bytes_down: float = 0.0
@@ -175,7 +180,7 @@ class Line:
     @property
     def mean(self) -> float:
         """Mean over seeds."""
-        return summarise(self.figures)[0]
+        return summarise(self.values)[0]
 
     @property
     def num_bytes(self) -> float:
@@ -263,7 +268,7 @@ def _line(entry: Entry, outcomes: Sequence[Outcome]) -> Line:
     finite = [one for one in promises if math.isfinite(one.epsilon + one.delta)]
     return Line(
         name=entry.name,
-        figures=tuple(one["figures"][""] for one in outcomes),
+        values=tuple(one["figures"][""] for one in outcomes),
         further={name: tuple(one["further"][name] for one in outcomes) for name in names},
         bytes_up=summarise([one["bytes-up"] for one in outcomes])[0],
         bytes_down=summarise([one["bytes-down"] for one in outcomes])[0],
@@ -308,13 +313,13 @@ def render(summary: Summary) -> str:
 
 
 def _cells(line: Line, further: Sequence[str]) -> list[str]:
-    figures = [line.figures, *(line.further.get(name, ()) for name in further)]
+    columns = [line.values, *(line.further.get(name, ()) for name in further)]
     if not line.rounds:
-        return [line.name, *map(spread, figures), *["-"] * 6]
+        return [line.name, *map(spread, columns), *["-"] * 6]
     promise = line.promise
     return [
         line.name,
-        *map(spread, figures),
+        *map(spread, columns),
         size(line.bytes_up),
         size(line.bytes_down),
         str(line.rounds),
@@ -360,12 +365,12 @@ def to_json(summary: Summary, advice: Sequence[str]) -> dict[str, Any]:
 
 def _row(line: Line) -> dict[str, Any]:
     promise = line.promise
-    mean, deviation = summarise(line.figures)
+    mean, deviation = summarise(line.values)
     return {
         "name": line.name,
         "mean": mean,
         "deviation": deviation,
-        "by-seed": list(line.figures),
+        "by-seed": list(line.values),
         **{name: summarise(values)[0] for name, values in line.further.items()},
         "bytes-up-per-party": line.bytes_up,
         "bytes-down-per-party": line.bytes_down,
@@ -416,9 +421,9 @@ class Difference:
 
 def difference(one: Line, other: Line) -> Difference:
     """Compare seed by seed: both had the same split, so what that does cancels out."""
-    pairs = zip(one.figures, other.figures, strict=True)
+    pairs = zip(one.values, other.values, strict=True)
     mean, deviation = summarise([mine - theirs for mine, theirs in pairs])
-    return Difference(mean, deviation, len(one.figures))
+    return Difference(mean, deviation, len(one.values))
 
 
 def recommend(summary: Summary) -> list[str]:
@@ -458,8 +463,8 @@ def _recommend_of(summary: Summary, lines: Sequence[Line], opening: str) -> list
         return [useless, _worth(summary, best)]
     taken = _cheapest_equal(summary, best, eligible)
     rounds = "one round" if taken.rounds == 1 else f"{taken.rounds} rounds"
-    told = f"{opening} {taken.name}: {100 * taken.mean:.1f} % with {size(taken.num_bytes)}"
-    sentences = [f"{told} a party in {rounds}."]
+    choice = f"{opening} {taken.name}: {100 * taken.mean:.1f} % with {size(taken.num_bytes)}"
+    sentences = [f"{choice} a party in {rounds}."]
     if taken is not best:
         times = best.num_bytes / max(taken.num_bytes, 1.0)
         more = f"{100 * best.mean:.1f} %, only {difference(best, taken)} more"

@@ -143,18 +143,18 @@ def find_variants(unit: Unit, names: Sequence[str] = ()) -> list[PrivateVariant]
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of some figures."""
+    """Median and quartiles of some values."""
 
-    figures: tuple[float, ...]
+    values: tuple[float, ...]
     lower: float
     median: float
     upper: float
 
     @classmethod
-    def of(cls, figures: Sequence[float]) -> Self:
-        """Return those of at least one figure."""
-        lower, median, upper = map(float, np.quantile(figures, [0.25, 0.5, 0.75]))
-        return cls(tuple(figures), lower, median, upper)
+    def of(cls, values: Sequence[float]) -> Self:
+        """Return those of at least one value."""
+        lower, median, upper = map(float, np.quantile(values, [0.25, 0.5, 0.75]))
+        return cls(tuple(values), lower, median, upper)
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,8 @@ def _curve(
             most_delta = curves.settings(point.entry, curves.seeds[0]).delta
             # Nothing is shown that promises less than its budget.
             if not keeps_to(point.budget, most_delta, *promise):
-                told = "It promised epsilon {:g} at delta {:g} only."
-                refused[point.budget] = told.format(*promise)
+                reason = "It promised epsilon {:g} at delta {:g} only."
+                refused[point.budget] = reason.format(*promise)
                 continue
             points[point.budget] = _spread(found)
             against, note = found[0]["against"], point.entry.note
@@ -327,19 +327,19 @@ def markdown(summary: CurveSummary) -> str:
 
 
 def _shown(summary: CurveSummary, spread: Spread) -> str:
-    figures = [summary.factor * one for one in (spread.median, spread.lower, spread.upper)]
+    values = [summary.factor * one for one in (spread.median, spread.lower, spread.upper)]
     digits = 1 if summary.factor == 100 else 4
-    median, lower, upper = (f"{figure:.{digits}f}" for figure in figures)
-    return median if len(spread.figures) == 1 else f"{median} ({lower} to {upper})"
+    median, lower, upper = (f"{value:.{digits}f}" for value in values)
+    return median if len(spread.values) == 1 else f"{median} ({lower} to {upper})"
 
 
 def _notes(summary: CurveSummary) -> list[str]:
     """Return the notes on curves, each once, and why some do not run."""
-    told = []
+    pairs = []
     for curve in (one for one in summary.curves if one.points):
         against = f"protected against {curve.against}" if curve.against else ""
-        told += [(curve.name, against), (curve.name, curve.note)]
-    notes = [f"- {', '.join(names)}: {note}." for note, names in shared_notes(told).items()]
+        pairs += [(curve.name, against), (curve.name, curve.note)]
+    notes = [f"- {', '.join(names)}: {note}." for note, names in shared_notes(pairs).items()]
     for curve in (one for one in summary.curves if one.refused):
         budgets = ", ".join(f"{budget:g}" for budget in sorted(curve.refused))
         largest = max(curve.refused)
@@ -353,7 +353,7 @@ def _notes(summary: CurveSummary) -> list[str]:
 
 
 def to_json(summary: CurveSummary) -> Report:
-    """Return the table for programs, with every figure."""
+    """Return the table for programs, with every value."""
     curves = [
         {
             "name": curve.name,
@@ -375,7 +375,7 @@ def _quartiles(spread: Spread) -> Report:
         "median": spread.median,
         "lower-quartile": spread.lower,
         "upper-quartile": spread.upper,
-        "figures": list(spread.figures),
+        "figures": list(spread.values),
     }
 
 

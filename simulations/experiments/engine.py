@@ -26,20 +26,21 @@ from simulations.experiments.entries import Entry, Given, shared
 from simulations.federation import load_federation
 from simulations.results.report import Report
 from simulations.results.run_folder import finite, write_json
-from simulations.results.verdict import PREFIXES, PROMISES, evaluate_baselines, shown
+from simulations.results.verdict import BASELINES, PROMISES, evaluate_baselines, shown
 from simulations.runtime.progress import duration, log_level
 
 Runner: TypeAlias = Callable[[Settings], Report]
 Outcome: TypeAlias = dict[str, Any]
 Say: TypeAlias = Callable[[str], None]
 
-BASELINES: Final = "baselines"
+BASELINE_RUNS: Final = "baselines"
 NO_RESULT: Final = frozenset({"output-dir", "num-workers", "max-wait", "timeout"})
 """Settings that change no result."""
 FURTHER: Final = ("balanced-accuracy", "macro-f1")
 """Metrics that a report may have besides the one of its task."""
 TRUSTED: Final = "except the server"
 """Part of the audience of a guarantee under which the server sees what others must not."""
+PREFIXES: Final = tuple(one.prefix for one in BASELINES.values())
 SLACK: Final = 1e-9
 """What rounding may add to an epsilon that was calibrated to a budget."""
 
@@ -117,13 +118,13 @@ def run_missing(
 
 def _result_of(outcome: Outcome) -> str:
     """Return the metric of a run, or of the baseline closest to what is possible."""
-    metric, figures = outcome["metric"], outcome["figures"]
-    if "" in figures:
-        return shown(metric, figures[""])
+    metric, values = outcome["metric"], outcome["figures"]
+    if "" in values:
+        return shown(metric, values[""])
     prefix, name = ("majority-", "majority")
-    if figures["central-"] is not None:
+    if values["central-"] is not None:
         prefix, name = ("central-", "pooled")
-    return f"{name} {shown(metric, figures[prefix])}"
+    return f"{name} {shown(metric, values[prefix])}"
 
 
 def _left(names: Sequence[str], spent: Mapping[str, Sequence[float]]) -> str:
@@ -176,7 +177,7 @@ class Experiment:
         return {
             **{key: value for key, value in settings.items() if key not in NO_RESULT},
             **self._data_mark,
-            "measured": "strategy" if entry else BASELINES,
+            "measured": "strategy" if entry else BASELINE_RUNS,
             "version": __version__,
             **({} if draw is None else {"draw": draw}),
         }
@@ -200,7 +201,7 @@ class Experiment:
             key, settings = self.key(entry, seed, draw), self.settings(entry, seed)
             label = f"seed {seed}" + ("" if draw is None else f", draw {draw}")
             perform = partial(measure_entry, run) if entry else measure_baselines
-            name = entry.name if entry else BASELINES
+            name = entry.name if entry else BASELINE_RUNS
             tasks.append(Task(name, label, key, partial(perform, key, settings)))
         # Reasons for failures and exclusions are part of the results.
         with log_level(logging.CRITICAL):
@@ -240,11 +241,11 @@ def measure_baselines(key: Mapping[str, Any], settings: Settings) -> Outcome:
     """Measure what needs no federation: the majority class, and what the settings ask for."""
     federation = load_federation(settings)
     baselines, metric = evaluate_baselines(federation, settings.workers), federation.metric
-    figures = baselines.top_level(metric)
+    values = baselines.top_level(metric)
     return {
         "settings": dict(key),
         "metric": metric,
-        "figures": {prefix: figures[f"{prefix}{metric}"] for prefix in PREFIXES.values()},
+        "figures": {prefix: values[f"{prefix}{metric}"] for prefix in PREFIXES},
         "solo-by-party": baselines.solo,
     }
 
@@ -256,8 +257,7 @@ def outcome_of(key: Mapping[str, Value], report: Report) -> Outcome:
         "settings": dict(key),
         "metric": metric,
         "figures": {
-            prefix: report.get(f"{prefix}{metric}")
-            for prefix in ("", "server-", *PREFIXES.values())
+            prefix: report.get(f"{prefix}{metric}") for prefix in ("", "server-", *PREFIXES)
         },
         "solo-by-party": [party.get(f"solo-{metric}") for party in report["parties"]],
         "rounds": [

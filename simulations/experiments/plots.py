@@ -87,7 +87,7 @@ def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> No
     for number, line in enumerate(summary.lines):  # so that both panels have the same look
         if line.name not in places:
             continue
-        mean, deviation = summarise(line.figures)
+        mean, deviation = summarise(line.values)
         axes.errorbar(
             places[line.name],
             100 * mean,
@@ -191,24 +191,24 @@ def _label(summary: CurveSummary, curve: Curve) -> str:
     """Return the name and, below it, whom it trusts and where there is nothing to see."""
     floor = lowest_shown(summary)
     low = [budget for budget, spread in curve.points.items() if spread.median < floor]
-    told = [
+    remarks = [
         "trusted server" if TRUSTED in curve.against else "",
         _where(summary, REFUSED, curve.refused),
         _where(summary, "below this picture", low),
     ]
-    return "\n".join([curve.name, *(f"({words})" for words in told if words)])
+    return "\n".join([curve.name, *(f"({words})" for words in remarks if words)])
 
 
 def _where(summary: CurveSummary, words: str, budgets: Collection[float]) -> str:
     """Return at which budgets something is the case; nothing if at none."""
     if len(budgets) == len(summary.epsilons):
         return f"{words} everywhere" if words == REFUSED else words
-    told = ", ".join(f"{budget:g}" for budget in sorted(budgets))
-    return f"{words} at {told}" if told else ""
+    shown = ", ".join(f"{budget:g}" for budget in sorted(budgets))
+    return f"{words} at {shown}" if shown else ""
 
 
 def lowest_shown(summary: CurveSummary) -> float:
-    """Return the least figure that is drawn.
+    """Return the least value that is drawn.
 
     What is far below the majority class is worth nothing, and would leave no room for the rest.
     """

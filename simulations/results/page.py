@@ -144,11 +144,11 @@ def comparison_page(runs: Mapping[str, Report]) -> str:
 
     Each metric and data set has a chart of its own: others cannot be compared.
     """
-    told = {name: f"{one['strategy']}, seed {one['seed']}" for name, one in runs.items()}
-    repeated = [*told.values()]
+    titles = {name: f"{one['strategy']}, seed {one['seed']}" for name, one in runs.items()}
+    repeated = [*titles.values()]
     labelled = {
         label if repeated.count(label) == 1 else f"{label} ({name})": runs[name]
-        for name, label in told.items()
+        for name, label in titles.items()
     }
     kinds: dict[tuple[str, str], dict[str, Report]] = {}
     for label, one in labelled.items():
@@ -443,11 +443,11 @@ def _sent(report: Report) -> Report:
 
 def _statement(report: Report) -> dict[str, list[str]]:
     """Return the sentences of the privacy statement by their topics."""
-    told: dict[str, list[str]] = {}
+    topics: dict[str, list[str]] = {}
     for line in str(report["privacy-statement"]).splitlines():
         name, colon, sentence = line.partition(": ")
-        told.setdefault(name if colon else "", []).append(sentence if colon else line)
-    return told
+        topics.setdefault(name if colon else "", []).append(sentence if colon else line)
+    return topics
 
 
 def _ledger(state: Report) -> Report | None:

@@ -21,12 +21,10 @@ from fl_strategies.learners import metric_names
 from fl_strategies.wire import keys
 from simulations.federation import Federation
 from simulations.results.verdict import (
-    BEST_PARTY,
+    BASELINES,
     CONSTANTS,
     MAJORITY,
-    MEAN_PARTY,
     PATE,
-    POOLED,
     PROMISES,
     PUBLIC_ONLY,
     Baselines,
@@ -53,13 +51,6 @@ _PACKAGES = (
     "xgboost-cpu",
     "torch",
 )
-BASELINES = {
-    MEAN_PARTY: "mean of parties alone",
-    BEST_PARTY: "best party alone",
-    POOLED: "all data in one place",
-    PATE: "PATE on pooled data",
-    PUBLIC_ONLY: "public labels alone",
-}
 _IF_ASKED_FOR = (PATE, PUBLIC_ONLY)
 _UNITS = {"party": "a party", "example": "an example"}
 
@@ -199,13 +190,13 @@ def _compared(
     own = _own_metrics(federation, strategy, evaluate)
     one = None if own else federation.evaluate(strategy.model_)
     kept = None if strategy.central else _model_of(strategy)
-    figures = own if one is None else existing(one.metrics)
+    metrics = own if one is None else existing(one.metrics)
     return {
         "metric": metric,
-        metric: figures.get(metric, math.nan),
+        metric: metrics.get(metric, math.nan),
         f"server-{metric}": None if kept is None else federation.quality(kept),
         **baselines.top_level(metric),
-        "figures": {"federation": figures, **baselines.figures()},
+        "figures": {"federation": metrics, **baselines.metrics()},
         "standard-errors": {} if one is None else baselines.standard_errors(one),
         "num-classes": data.num_classes,
         "num-public-rows": len(data.x_public),
@@ -339,9 +330,9 @@ def _summary_table(report: Report) -> str:
     columns = list(report["figures"][MAJORITY])
     rows = {federation_of(report): compared.pop(federation_of(report))}
     rows |= {
-        name: compared.get(name, {})
-        for key, name in BASELINES.items()
-        if name in compared or key not in _IF_ASKED_FOR
+        one.label: compared.get(one.label, {})
+        for key, one in BASELINES.items()
+        if key != MAJORITY and (one.label in compared or key not in _IF_ASKED_FOR)
     }
     rows |= compared
     if report[f"server-{metric}"] is not None:
@@ -355,11 +346,11 @@ def _summary_table(report: Report) -> str:
 
 def compared_of(report: Report) -> dict[str, dict[str, float]]:
     """Return all metrics of the federation and of its baselines, by their names."""
-    figures = report["figures"]
+    metrics, constant = report["figures"], CONSTANTS[report["metric"]].removeprefix("the ")
+    labels = {key: constant if key == MAJORITY else one.label for key, one in BASELINES.items()}
     return {
-        federation_of(report): figures["federation"],
-        **{name: figures[key] for key, name in BASELINES.items() if key in figures},
-        CONSTANTS[report["metric"]].removeprefix("the "): figures[MAJORITY],
+        federation_of(report): metrics["federation"],
+        **{label: metrics[key] for key, label in labels.items() if key in metrics},
     }
 
 
@@ -377,8 +368,8 @@ def _party_table(report: Report) -> str:
     for party in report["parties"]:
         number = party[keys.PARTITION_ID]
         row = [str(number), str(party[keys.LEARNER]), str(party["num-records"])]
-        figures = [party[f"solo-{metric}"], together.get(number)]
-        rows.append(row + [shown(metric, figure) for figure in figures[: len(header) - 3]])
+        values = [party[f"solo-{metric}"], together.get(number)]
+        rows.append(row + [shown(metric, value) for value in values[: len(header) - 3]])
     return aligned(header, rows)
 
 

@@ -100,18 +100,18 @@ class RunFolder:
 
     def _saved_committee(self, federation: Federation, model: Committee) -> Report:
         """Write every member under its own name, and how they are combined."""
-        told = []
+        saved = []
         for number, member in enumerate(model.members):
             folder = member_folder(self.path / FOLDER, number)
-            told.append(self._saved(federation, member, folder))
-        names = ", ".join(dict.fromkeys(one["learner"] for one in told))
+            saved.append(self._saved(federation, member, folder))
+        names = ", ".join(dict.fromkeys(one["learner"] for one in saved))
         card = _card_of(federation, federation.final_learner)
         files = save_committee(model, self.path / FOLDER, card)
-        folders = f"{FOLDER}/member-0 to member-{len(told) - 1}"
+        folders = f"{FOLDER}/member-0 to member-{len(saved) - 1}"
         return {
-            "learner": f"{len(told)} models together ({names})",
+            "learner": f"{len(saved)} models together ({names})",
             "files": [*(f"{FOLDER}/{file}" for file in files), folders],
-            "num-bytes": sum(one["num-bytes"] for one in told),
+            "num-bytes": sum(one["num-bytes"] for one in saved),
         }
 
     def _saved(self, federation: Federation, model: Learner, folder: Path) -> Report:
@@ -123,8 +123,8 @@ class RunFolder:
             files = save_model(model, folder, _card_of(federation, name))
             with suppress(StrategyError):
                 if np.array_equal(load_model(folder).logits(rows), scores):
-                    told = [(folder / file).relative_to(self.path).as_posix() for file in files]
-                    return {"learner": name, "files": told, "num-bytes": size}
+                    own = [(folder / file).relative_to(self.path).as_posix() for file in files]
+                    return {"learner": name, "files": own, "num-bytes": size}
         known = ", ".join(names)
         raise UnsupportedLearner(f"load_model: the model must be one of {known}, got another.")
 
@@ -208,8 +208,8 @@ def _saved_model(model: Learner, folder: Path, card: ModelCard | None) -> Report
         files = save_model(model, folder / FOLDER, card)
     except UnsupportedLearner as error:
         return {"missing": str(error)}
-    told = [f"{FOLDER}/{file}" for file in files]
-    return {"learner": card.learner, "files": told, "num-bytes": _size_of(model)}
+    names = [f"{FOLDER}/{file}" for file in files]
+    return {"learner": card.learner, "files": names, "num-bytes": _size_of(model)}
 
 
 def page_of(files: Sequence[Path]) -> str:
@@ -263,26 +263,26 @@ def flagged(content: Any) -> Any:
     {'epsilon': None, 'epsilon-unbounded': True, 'accuracy': None, 'seed': 0}
     """
     if isinstance(content, Mapping):
-        told: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         for key, value in content.items():
-            told[key] = flagged(value)
+            plain[key] = flagged(value)
             if isinstance(value, float) and math.isinf(value):
-                told[f"{key}{UNBOUNDED}"] = True
-        return told
+                plain[f"{key}{UNBOUNDED}"] = True
+        return plain
     return [*map(flagged, content)] if isinstance(content, list | tuple) else finite(content)
 
 
 def unflagged(content: Any) -> Any:
     """Undo `flagged`; what was not a number stays None."""
     if isinstance(content, Mapping):
-        told = {key: unflagged(value) for key, value in content.items()}
+        plain = {key: unflagged(value) for key, value in content.items()}
         for flag in [key for key in content if key.endswith(UNBOUNDED)]:
             key = flag.removesuffix(UNBOUNDED)
             if key in content:
                 if content[flag] is True and content[key] is None:
-                    told[key] = math.inf
-                del told[flag]
-        return told
+                    plain[key] = math.inf
+                del plain[flag]
+        return plain
     return [*map(unflagged, content)] if isinstance(content, list) else content
 
 

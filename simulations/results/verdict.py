@@ -5,7 +5,7 @@ The verdict reads a report and nothing else, so that it can be given for a file 
 A difference counts if it is larger than one standard error on the test rows and than one test
 row; otherwise two models are level. The error is that of the paired difference where both
 models' answers to each row are at hand (``standard-errors`` of the report), and
-``sqrt(p (1 - p) / n)`` of the federation's figure p on n rows where they are not: models that
+``sqrt(p (1 - p) / n)`` of the federation's share p on n rows where they are not: models that
 parties keep are measured by the parties. The best party is a maximum that the test rows chose
 themselves, so with many parties it is a hard bar.
 """
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,15 +35,27 @@ BEST_PARTY: Final = "best-party"
 POOLED: Final = "pooled"
 PATE: Final = "pate"
 PUBLIC_ONLY: Final = "public-only"
-PREFIXES: Final[Mapping[str, str]] = {
-    MEAN_PARTY: "solo-",
-    BEST_PARTY: "best-solo-",
-    POOLED: "central-",
-    PATE: "pate-",
-    PUBLIC_ONLY: "public-only-",
-    MAJORITY: "majority-",
+
+
+class Baseline(NamedTuple):
+    """What needs no federation."""
+
+    prefix: str
+    """Of its metrics at the top of a report."""
+    label: str
+    """Its name in tables and pictures."""
+    phrase: str = ""
+    """Its name in a sentence."""
+
+
+BASELINES: Final[Mapping[str, Baseline]] = {
+    MEAN_PARTY: Baseline("solo-", "mean of parties alone", "the mean party"),
+    BEST_PARTY: Baseline("best-solo-", "best party alone", "the best party"),
+    POOLED: Baseline("central-", "pooled data", "pooled data"),
+    PATE: Baseline("pate-", "PATE on pooled data"),
+    PUBLIC_ONLY: Baseline("public-only-", "public labels alone"),
+    MAJORITY: Baseline("majority-", "majority class"),
 }
-"""Prefixes of the baselines' metrics at the top of a report."""
 Counted: TypeAlias = Callable[[int, int], None]
 """Receives the number of parties that are trained, and that of all."""
 
@@ -59,9 +71,9 @@ class Baselines:
     def top_level(self, metric: str) -> dict[str, float | None]:
         """Return one metric of each baseline, None if it was not asked for."""
         known = {name: one.metrics[metric] for name, one in self.evaluations.items()}
-        return {f"{prefix}{metric}": known.get(name) for name, prefix in PREFIXES.items()}
+        return {f"{one.prefix}{metric}": known.get(name) for name, one in BASELINES.items()}
 
-    def figures(self) -> dict[str, dict[str, float]]:
+    def metrics(self) -> dict[str, dict[str, float]]:
         """Return all metrics that exist."""
         return {name: existing(one.metrics) for name, one in self.evaluations.items()}
 
@@ -177,11 +189,6 @@ PROMISES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Keys of epsilon and delta, by the unit that they protect."""
 _MOST_CAUSES = 2
-_NAMES = {
-    MEAN_PARTY: "the mean party",
-    BEST_PARTY: "the best party",
-    POOLED: "pooled data",
-}
 CONSTANTS = {
     keys.ACCURACY: "the majority class",
     keys.MEAN_AUC: "chance",
@@ -235,11 +242,11 @@ def verdict(report: Report) -> str:
     majority, pooled = gap_to(report, MAJORITY), gap_to(report, POOLED)
     if majority is not None and (not parts or majority.side <= 0):
         parts.append(_phrase(report, MAJORITY, majority))
-    told = [", ".join(parts)] if parts else []
+    sentences = [", ".join(parts)] if parts else []
     if pooled is not None:
         size = f"{pooled.size} " if pooled.side else ""
-        told.append(f"{size}{pooled.word} {_NAMES[POOLED]}")
-    return "; ".join(told) or "compared with nothing"
+        sentences.append(f"{size}{pooled.word} {BASELINES[POOLED].phrase}")
+    return "; ".join(sentences) or "compared with nothing"
 
 
 def _beside_parties(report: Report) -> list[str]:
@@ -273,13 +280,13 @@ def find_warnings(report: Report) -> list[str]:
     if not lost:
         return []
     metric = report["metric"]
-    told = [_name(report, n, shown(metric, report[PREFIXES[n] + metric])) for n in lost]
+    values = [shown(metric, report[BASELINES[name].prefix + metric]) for name in lost]
+    names = [_name(report, *pair) for pair in zip(lost, values, strict=True)]
     word = "worse than" if _is_error(report) else "below"
     causes = likely_causes(report)[:_MOST_CAUSES] or [
         "no single one stands out; python -m simulations compare shows what fits these data"
     ]
-    figure = shown(metric, report[metric])
-    loss = f"The federation ({figure}) is {word} {' and '.join(told)}."
+    loss = f"The federation ({shown(metric, report[metric])}) is {word} {' and '.join(names)}."
     return [f"{loss} Likely cause: {'. Or: '.join(causes)}."]
 
 
@@ -287,26 +294,26 @@ def own_models(report: Report) -> dict[int, float]:
     """Return the last metric of each party that keeps its own model; empty if none does."""
     evaluate = report.get("metrics", {}).get("evaluate", {})
     numbers = map(int, evaluate.get(keys.PARTITION_IDS, []))
-    figures = evaluate.get(f"{report['metric']}-by-party", [])
-    pairs = zip(numbers, figures, strict=False)
-    return {number: f for number, f in pairs if f is not None and not math.isnan(f)}
+    values = evaluate.get(f"{report['metric']}-by-party", [])
+    pairs = zip(numbers, values, strict=False)
+    return {number: v for number, v in pairs if v is not None and not math.isnan(v)}
 
 
 def gap_to(report: Report, name: str) -> Gap | None:
     """Return the difference to a baseline; None if they were not compared."""
     metric = report["metric"]
-    other = report.get(f"{PREFIXES[name]}{metric}")
+    other = report.get(f"{BASELINES[name].prefix}{metric}")
     if other is None or math.isnan(other):
         return None
     return _gap(report, report[metric], other, report.get("standard-errors", {}).get(name))
 
 
-def _gap(report: Report, figure: float, other: float, error: float | None = None) -> Gap:
+def _gap(report: Report, value: float, other: float, error: float | None = None) -> Gap:
     is_error, num_rows = _is_error(report), max(report.get("num-test-rows", 1), 1)
     if error is None:
-        error = 0.0 if is_error else math.sqrt(max(figure * (1 - figure), 0) / num_rows)
+        error = 0.0 if is_error else math.sqrt(max(value * (1 - value), 0) / num_rows)
     least = error if is_error else max(error, 1 / num_rows)
-    return Gap((other - figure) if is_error else (figure - other), least, is_error)
+    return Gap((other - value) if is_error else (value - other), least, is_error)
 
 
 def _phrase(report: Report, name: str, gap: Gap) -> str:
@@ -321,7 +328,7 @@ def _name(report: Report, name: str, *details: str) -> str:
         best = [p for p in report.get("parties", []) if p[key] == report[f"best-{key}"]]
         who = tuple(f"party {p[keys.PARTITION_ID]}, {p[keys.LEARNER]}" for p in best[:1])
     known = ", ".join((*who, *details))
-    plain = CONSTANTS[report["metric"]] if name == MAJORITY else _NAMES[name]
+    plain = CONSTANTS[report["metric"]] if name == MAJORITY else BASELINES[name].phrase
     return f"{plain} ({known})" if known else plain
 
 
@@ -385,10 +392,10 @@ def one_sided_classes(report: Report) -> str | None:
     # "auto" is the best rule that the strategy's guarantee allows.
     if not key or report["settings"].get(key) in (value, "auto") or beyond < SKEW:
         return None
-    told = "true" if value is True else value
+    chosen = "true" if value is True else value
     return (
         f"the classes of parties are one-sided ({100 * beyond:.0f} % of their records beyond "
-        f"chance) and the rule that combines answers ignores it: set {key}={told}"
+        f"chance) and the rule that combines answers ignores it: set {key}={chosen}"
     )
 
 

@@ -295,7 +295,7 @@ def constructed(*lines: Line, best: float = 0.80) -> Summary:
         lines=lines,
         excluded={},
         baselines={
-            prefix: Line(BASELINE_NAMES[prefix], (figure,) * len(lines[0].figures))
+            prefix: Line(BASELINE_NAMES[prefix], (figure,) * len(lines[0].values))
             for prefix, figure in figures.items()
         },
     )

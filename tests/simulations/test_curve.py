@@ -214,7 +214,7 @@ def test_quartiles_are_over_seeds_and_draws(tmp_path: Path) -> None:
     summary = two_seeds(tmp_path, lambda settings: report(next(figures), settings))
 
     spread = summary.curves[0].points[1.0]
-    assert spread.figures == (0.1, 0.4, 0.3, 0.3)
+    assert spread.values == (0.1, 0.4, 0.3, 0.3)
     assert (spread.lower, spread.median, spread.upper) == pytest.approx((0.25, 0.3, 0.325))
     text = markdown(summary)
     assert "| fedhistogram L2 | 30.0 (25.0 to 32.5) | 70.0 (50.0 to 80.0) |  |" in text

@@ -11,7 +11,7 @@ from simulations.federation import load_federation
 from simulations.results import report as reports
 from simulations.results.report import make_report, render, summarise
 from simulations.results.run_folder import RunFolder, read_json
-from simulations.results.verdict import PREFIXES, percent
+from simulations.results.verdict import BASELINES, percent
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
 
@@ -37,7 +37,7 @@ def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
     assert 0.5 < report["accuracy"] <= 1
     assert 0 < report["solo-accuracy"] <= report["best-solo-accuracy"] <= 1
     assert report["central-accuracy"] > report["accuracy"] > report["majority-accuracy"]
-    for name, prefix in PREFIXES.items():
+    for name, (prefix, *_) in BASELINES.items():
         figures = report["figures"][name]
         assert list(figures) == ["accuracy", "balanced-accuracy", "macro-f1"]
         assert figures["accuracy"] == report[f"{prefix}accuracy"]
@@ -96,7 +96,7 @@ def test_comparisons_can_be_left_out() -> None:
 
     assert report["solo-accuracy"] is report["central-accuracy"] is None
     assert report["cpu-seconds"] is None
-    assert "all data in one place         -" in render(report)
+    assert "          pooled data         -" in render(report)
     assert report["pate-accuracy"] is None
     assert "PATE" not in render(report)
 
