@@ -218,7 +218,7 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     waves = options("random-features", "tabular.kernel.RandomFeaturesLearner", settings)
     assert waves["num_features"] == 30
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.tabular.sklearn.ForestScores", lambda inner, **_: inner)
+        patch.setattr("clients.tabular.sklearn.ForestScores", lambda estimator, **_: estimator)
         forest: Any = factory("forest-scores", settings)()
     assert (forest.n_estimators, forest.max_depth, forest.n_jobs) == (7, 3, 1)
 
