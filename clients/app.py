@@ -59,6 +59,7 @@ from fl_strategies.learners import METRICS, StartingLearner, evaluate_model, pai
 from fl_strategies.party.party import check_request, is_missing
 from fl_strategies.party.role import (
     PartyState,
+    check_encoding,
     read_seed,
     require_public_rows,
     require_readable,
@@ -293,6 +294,8 @@ def check_question(
 
     That is decided by the question and the party's own settings alone.
     """
+    if config[keys.STRATEGY] != FLOWER:  # whose servers know nothing of encoders
+        check_encoding(party, config)
     check_request(
         party.policy,
         role.plan(party, config),

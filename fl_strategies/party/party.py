@@ -618,6 +618,9 @@ class Party:
         Largest magnitude of a number in a record; ten times that of the public rows, and at
         least 10, if omitted; without public rows, what float32 holds. Choose it without
         looking at the records.
+    encoding : str
+        Hash of what made rows of raw records, such as `clients.Encoder.hash`, or empty. A
+        server whose own is another one is refused.
     policy : PartyPolicy
         The requests that this party accepts. Without one it is a party of a simulation, which
         allows everything but endless work: give a real party a `PartyPolicy()`.
@@ -642,6 +645,7 @@ class Party:
     compare_at_home: bool = False
     tell_verdict: bool = False
     value_bound: float | None = None
+    encoding: str = ""
     policy: PartyPolicy = SIMULATED
     # Not kept: labels are class indices from then on, also in copies of the party.
     classes: InitVar[Sequence[object] | None] = None
@@ -669,6 +673,8 @@ class Party:
         require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
         compared = self.compare_at_home or not self.tell_verdict
         require(compared, owner, "tell_verdict", "false without compare_at_home", True)
+        is_text, rule = isinstance(self.encoding, str), "a hash, or empty"
+        require(is_text, owner, "encoding", rule, self.encoding)
         check_task(owner, self.task, self.num_classes)
         self._check_factories()
         if (self.x_test is None) != (self.y_test is None):

@@ -395,6 +395,23 @@ def require_public_rows(party: Party, config: ConfigRecord) -> None:
         )
 
 
+def check_encoding(party: Party, config: ConfigRecord) -> None:
+    """Raise unless server and party make rows of raw records in the same way, if they do."""
+    asked, held = config.get(keys.ENCODING, ""), party.encoding
+    if asked != held:
+        raise KnowledgeMismatch(
+            f"{party.owner}: encoding must be the server's ({_encoding_shown(asked)}), got "
+            f"{_encoding_shown(held)}. Give server and parties the same encoder, in the same "
+            "version, or none to all."
+        )
+
+
+def _encoding_shown(value: object) -> str:
+    if not isinstance(value, str):
+        return shown(value)
+    return f"hash {value[:12]!r}" if value else "none"
+
+
 def check_num_classes(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party have a class list of the same length."""
     asked, held = config.get(keys.NUM_CLASSES), party.num_classes

@@ -111,6 +111,7 @@ class FederationOptions(TypedDict, total=False):
     evaluate: bool
     max_reply_bytes: int
     half_precision: bool
+    encoding: str
     members: Mapping[int, int] | None
     checkpoint_dir: str | Path | None
     resume: bool
@@ -132,6 +133,7 @@ def completed(owner: str, given: FederationOptions) -> FederationOptions:
         "evaluate": True,
         "max_reply_bytes": MAX_REPLY_BYTES,
         "half_precision": False,
+        "encoding": "",
         **given,
         "num_parties": number,
     }
@@ -144,6 +146,7 @@ def completed(owner: str, given: FederationOptions) -> FederationOptions:
         "max_wait": (options["max_wait"] >= 0, "at least 0 seconds"),
         "seed": (options["seed"] >= 0, "at least 0"),
         "max_reply_bytes": (options["max_reply_bytes"] > 0, "positive"),
+        "encoding": (isinstance(options["encoding"], str), "a hash, or empty"),
     }
     values = dict(options)
     for name, (holds, rule) in rules.items():
@@ -256,6 +259,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         Largest reply that is read.
     half_precision : bool (default: False)
         Let parties send float32 models as float16, at half the bytes and three digits.
+    encoding : str (default: none)
+        Hash of what made rows of raw records, such as `clients.Encoder.hash`. Every message
+        names it, and a party whose own is another one refuses before it pays.
     members : mapping of node id to partition id, optional
         Who is who, as its operator knows; other nodes are not asked. Without, a node has
         the number of its first answer, for the whole run (see `server.replies`).
@@ -543,6 +549,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._fraction_train = options["fraction_train"]
         self._min_train_nodes = options["min_train_nodes"]
         self._half = options["half_precision"]
+        self.encoding = options["encoding"]
         self._registered = registered(owner, federation.get("members"), self.num_parties)
         self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
         self.run_settings = {}
@@ -574,6 +581,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         ledger = self.state.ledger
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
         own |= self.party_config()
+        if self.encoding:
+            own[keys.ENCODING] = self.encoding
         if self._half:
             own[HALF_PRECISION] = True
         return {**own, "budget": budget, keys.STRATEGY: self.name}
@@ -922,6 +931,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             keys.SERVER_ROUND: self.round_,
             keys.SEED: self.seed,
         }
+        if self.encoding:
+            settings[keys.ENCODING] = self.encoding
         if self.run.name:
             settings[keys.RUN_NAME] = self.run.name
         if kind == MessageType.TRAIN:

@@ -169,6 +169,7 @@ class Chain(KnowledgeStrategy[Any]):
             max_wait=last.max_wait,
             seed=last.seed,
             max_reply_bytes=max(link.max_reply_bytes for link in self.links),
+            encoding=last.encoding,
             checkpoint_dir=checkpoint_dir,
             resume=resume,
             on_round=on_round,

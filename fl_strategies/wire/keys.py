@@ -15,6 +15,8 @@ SEED: Final = "seed"
 RUN_NAME: Final = "run-name"
 PUBLIC_HASH: Final = "public-hash"
 NUM_CLASSES: Final = "num-classes"
+ENCODING: Final = "encoding"
+"""Hash of what made rows of raw records, if anything did."""
 FINAL_LEARNER: Final = "final-learner"
 """Learner of the model that parties are sent after a round, named before they pay for it."""
 

@@ -28,8 +28,14 @@ ROLES: Final[Mapping[str, PartyRole]] = {
 
 def questions(party: Party) -> Iterator[tuple[str, ConfigRecord]]:
     """Yield every form of every strategy, with a question that asks a party for it."""
-    common = {keys.NUM_CLASSES: party.num_classes, keys.NUM_PARTIES: 2, keys.SERVER_ROUND: 1}
-    common |= {keys.SEED: 0, "num-public": 1}
+    common: dict[str, Any] = {
+        keys.NUM_CLASSES: party.num_classes,
+        keys.NUM_PARTIES: 2,
+        keys.SERVER_ROUND: 1,
+        keys.SEED: 0,
+        keys.ENCODING: party.encoding,
+        "num-public": 1,
+    }
     for name, algorithm in REGISTRY.items():
         options = algorithm.strategy.options_type
         for form, given in (algorithm.strategy.forms or {"": {}}).items():

@@ -93,6 +93,23 @@ def test_defaults_and_summary(name: str, caplog: pytest.LogCaptureFixture) -> No
     assert type(strategy).__name__ in caplog.text
 
 
+def test_parties_with_another_encoder_refuse_it(name: str) -> None:
+    """Every message names the server's; with the same one the result is the same to the bit."""
+    ours = "a" * 64
+    encoded = client_app(loading(lambda number: replace(toy_party(number), encoding=ours)))
+    plain, same = build(name), build(name, encoding=ours)
+    run(plain)
+    run(same, encoded)
+    assert bits(plain) == bits(same)
+    for strategy, app in ((build(name, encoding=ours), APP), (build(name), encoded)):
+        with pytest.raises((RunFailed, NotEnoughParties)):
+            run(strategy, app)
+        assert len(strategy.rejected_) == NUM_PARTIES
+        assert all(
+            "encoding must be the server's" in why for why in strategy.rejected_.values()
+        )
+
+
 def test_it_declares_what_its_constructor_takes(name: str) -> None:
     """A simulation gives what is declared, and an error names it."""
     kind = find_algorithm(name).strategy
