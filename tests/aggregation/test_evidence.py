@@ -38,7 +38,6 @@ from fl_strategies.aggregation.pool import EvidenceConsensus, EvidencePool, read
 from fl_strategies.aggregation.votes import (
     CLASS_COUNTS,
     LEAST_PROBABILITY,
-    VOTE_STRENGTH,
     class_counts,
     class_evidence,
     corrected_labels,
@@ -144,14 +143,6 @@ def test_a_vote_never_names_a_class_without_records() -> None:
     logits = np.array([[0.0, 9.0, 1.0]])
 
     assert corrected_labels(logits, np.array([5.0, 0.0, 5.0])).tolist() == [2]
-
-
-def test_votes_as_evidence_are_centred_over_known_classes() -> None:
-    """No vote is no evidence, and neither is one for a class without records."""
-    evidence = vote_evidence(np.array([0, 2, -1, 1]), np.array([3.0, 0.0, 3.0]))
-
-    half = VOTE_STRENGTH / 2
-    assert evidence.tolist() == [[half, 0, -half], [-half, 0, half], [0, 0, 0], [0, 0, 0]]
 
 
 def test_labels_have_evidence_of_their_own() -> None:

@@ -411,12 +411,6 @@ def test_counting_needs_no_optional_package() -> None:
     assert done.stdout.split() == ["0.934913", "False"]
 
 
-def test_the_package_offers_what_it_lists() -> None:
-    """Every public name exists, once."""
-    assert len(set(privacy.__all__)) == len(privacy.__all__)
-    assert all(hasattr(privacy, name) for name in privacy.__all__)
-
-
 @pytest.mark.parametrize(
     ("event", "words"),
     [

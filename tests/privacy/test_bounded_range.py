@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
+from fl_strategies._util import FloatArray
 from fl_strategies.privacy.accountant import Loss
 from fl_strategies.privacy.bounds import theorems
 from fl_strategies.privacy.bounds.moments import (
@@ -296,32 +297,27 @@ def test_error_probability_equals_normal_tails(votes: list[int]) -> None:
     )
 
 
+def divergence(own: list[float], other: list[float], deviation: float) -> FloatArray:
+    """Return the Renyi divergences of two answers that normal noise decides by these leads."""
+    first, second = (norm.logcdf(np.array(leads) / deviation) for leads in (own, other))
+    logs = ORDERS[:, None] * first + (1 - ORDERS[:, None]) * second
+    return np.asarray(np.logaddexp(logs[:, 0], logs[:, 1]) / (ORDERS - 1))
+
+
 @pytest.mark.parametrize("sigma", [0.8, 2.0, 5.0])
 def test_bound_covers_the_exact_divergence(sigma: float) -> None:
     """For two classes the true divergence to every neighbour stays below the bound."""
     for first in range(16):
         lead = 2 * first - 15
         limit = gnmax_rdp(np.array([[first, 15 - first]]), sigma, ORDERS)
-        own = norm.logcdf(np.array([lead, -lead]) / (sigma * math.sqrt(2)))
-        for step in (-2, 2):
-            moved = lead + step
-            other = norm.logcdf(np.array([moved, -moved]) / (sigma * math.sqrt(2)))
-            logs = ORDERS[:, None] * own + (1 - ORDERS[:, None]) * other
-            exact = np.logaddexp(logs[:, 0], logs[:, 1]) / (ORDERS - 1)
+        for moved in (lead - 2, lead + 2):
+            exact = divergence([lead, -lead], [moved, -moved], sigma * math.sqrt(2))
             assert (exact <= limit * (1 + 1e-9) + 1e-14).all()
-
-
-def test_threshold_bound_covers_the_exact_divergence() -> None:
-    """The cost of the test is above the true divergence of its two answers."""
-    sigma, threshold = 1.5, 12.0
     for lead in range(26):
-        limit = threshold_rdp(np.array([[lead, 0]]), sigma, threshold, ORDERS)
-        own = norm.logcdf(np.array([lead - threshold, threshold - lead]) / sigma)
+        limit = threshold_rdp(np.array([[lead, 0]]), 1.5, 12.0, ORDERS)
         for moved in (lead - 1, lead + 1):
-            other = norm.logcdf(np.array([moved - threshold, threshold - moved]) / sigma)
-            logs = ORDERS[:, None] * own + (1 - ORDERS[:, None]) * other
-            exact = np.logaddexp(logs[:, 0], logs[:, 1]) / (ORDERS - 1)
-            assert (exact <= limit * (1 + 1e-9) + 1e-14).all()
+            exact = divergence([lead - 12, 12 - lead], [moved - 12, 12 - moved], 1.5)
+            assert (exact <= limit * (1 + 1e-9) + 1e-14).all(), "of the test of agreement"
 
 
 def test_votes_never_cost_more_than_without_looking() -> None:
@@ -434,14 +430,10 @@ def test_closed_forms_in_high_precision(records: int, samples: int) -> None:
 
 
 def test_fresh_samples_compose() -> None:
-    """Ten fresh samples of 300 in 2880 reach a record with chance 0.647."""
+    """Ten fresh samples of 300 in 2880 reach a record with chance 0.647; all records all."""
     assert nfdp_tight(2880, 300, runs=10).delta == pytest.approx(0.647, abs=5e-4)
     assert nfdp_tight(10, 1, replacement=False, runs=2).delta == pytest.approx(0.19)
     assert nfdp_tight(10, 1, runs=0).delta == 0
-
-
-def test_everything_drawn_is_no_privacy() -> None:
-    """A sample of all records without replacement reveals each of them."""
     assert nfdp_tight(7, 7, replacement=False).delta == 1
     assert nfdp_tight(7, 7, replacement=False, runs=3).delta == 1
     assert nfdp_tight(1, 1).delta == 1

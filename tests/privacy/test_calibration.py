@@ -1,9 +1,7 @@
 """Noise and numbers of answers that just keep a promise."""
 
 import math
-import runpy
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,14 +130,9 @@ def test_a_sample_that_needs_more_delta_cannot_be_calibrated() -> None:
 
 
 def test_a_generous_target_needs_almost_no_noise() -> None:
-    """The search goes down as well as up."""
+    """The search goes down as well as up, to where drawing noise is not precise enough."""
     assert calibrate_scale(votes("gumbel", 1), 19.0, DELTA) == pytest.approx(2 / 19, rel=0.01)
-
-
-def test_a_target_that_drawn_noise_cannot_prove_is_not_used_up() -> None:
-    """Beyond some epsilon the precision of sampling is all that protects."""
     scale = calibrate_scale(votes("gumbel", 1), 1e5, DELTA)
-
     assert claim(votes("gumbel", 1)(scale), DELTA).epsilon < 25
 
 
@@ -188,14 +181,6 @@ def test_delta_equals_quadrature() -> None:
         )
 
 
-def test_delta_broadcasts() -> None:
-    """Arrays of mu and epsilon give a table."""
-    table = gaussian_delta(np.array([[0.5], [1.0]]), np.array([0.0, 1.0, 2.0]))
-
-    assert table.shape == (2, 3)
-    assert table[1, 1] == gaussian_delta(1.0, 1.0)
-
-
 def test_ends() -> None:
     """No release is free, no noise has no privacy, infinite epsilon needs no delta."""
     assert gaussian_delta(0.0, 0.0) == 0
@@ -205,6 +190,9 @@ def test_ends() -> None:
     assert gaussian_epsilon(math.inf, 1e-5) == math.inf
     assert gaussian_epsilon(1e-4, 0.1) == 0
     assert gaussian_mu(math.inf, 1e-5) == math.inf
+    table = gaussian_delta(np.array([[0.5], [1.0]]), np.array([0.0, 1.0, 2.0]))
+    assert table.shape == (2, 3)
+    assert table[1, 1] == gaussian_delta(1.0, 1.0)
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 2.0, 30.0])
@@ -335,35 +323,14 @@ def test_only_the_product_of_splits_and_gamma_matters() -> None:
     ) == pytest.approx(distributions.two_class_laplace_epsilon(0.04, 20, 10, DELTA))
 
 
-def test_dpsgd_agrees_with_opacus() -> None:
-    """Opacus' own accountant finds the same epsilon for the same training."""
-    pytest.importorskip("dp_accounting")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        accountants: Any = pytest.importorskip("opacus.accountants")
-        accountant = accountants.PRVAccountant()
-        accountant.history = [(1.0, 64 / 2880, 90)]
-        theirs = accountant.get_epsilon(delta=DELTA, eps_error=0.005)
-
-    assert distributions.dpsgd_epsilon(2880, 64, 90, 1.0, DELTA) == pytest.approx(
-        theirs, abs=0.01
-    )
-
-
 def test_dpsgd_grows_with_steps_and_falls_with_noise() -> None:
-    """Training longer costs more, noisier training less, no training nothing."""
+    """Training longer costs more, noisier training less, no release nothing."""
     pytest.importorskip("dp_accounting")
     base = distributions.dpsgd_epsilon(500, 10, 20, 1.5, DELTA)
 
     assert distributions.dpsgd_epsilon(500, 10, 40, 1.5, DELTA) > base
     assert distributions.dpsgd_epsilon(500, 10, 20, 3.0, DELTA) < base
     assert distributions.dpsgd_epsilon(500, 50, 0, 1.5, DELTA) == 0
-
-
-def test_no_release_is_free() -> None:
-    """Zero releases cost zero."""
-    pytest.importorskip("dp_accounting")
-
     assert distributions.two_class_laplace_epsilon(1.0, 5, 0, DELTA) == 0
 
 
@@ -374,13 +341,6 @@ def test_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(MissingExtra, match=rf"{name}: .*dp-accounting.*\[accounting\]"):
         getattr(distributions, name)(*CALLS[name])
-
-
-def test_module_imports_without_dp_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optional package is touched only when a function needs it."""
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-
-    runpy.run_path(distributions.__file__)
 
 
 def test_accountant_that_ignores_counts_is_not_used() -> None:

@@ -72,23 +72,6 @@ def test_all_bounds_of_the_adult_setting(capsys: Captured) -> None:
     }
 
 
-def test_bounds_that_do_not_apply_are_null(capsys: Captured) -> None:
-    """Laplace noise has no bounded range beyond two classes, Gaussian no pure bound."""
-    laplace = ask(capsys, ADULT.replace("classes 2", "classes 3"))
-    gaussian = ask(
-        capsys,
-        "epsilon --mechanism gaussian --classes 10 --sigma 40 --splits 1 --queries 100 "
-        "--unit party",
-    )
-
-    assert laplace["bounds"]["bounded-range"] is None
-    assert laplace["method"] == "optimal-composition"
-    pure = ("moments", "optimal-composition", "bounded-range")
-    assert [gaussian["bounds"][name] for name in pure] == [None] * 3
-    assert gaussian["method"] == "pld"
-    assert gaussian["epsilon"] == pytest.approx(1.356467, abs=1e-5)
-
-
 @settings(deadline=None, max_examples=15)
 @given(
     noise=st.sampled_from(["laplace", "gumbel", "gaussian"]),

@@ -82,13 +82,19 @@ def test_pure_curve_broadcasts_and_handles_the_ends() -> None:
     assert np.isinf(curves[2]).all()
 
 
-def test_default_orders_are_increasing_and_protected() -> None:
-    """The shared grid covers 1.001 to a million and cannot be changed by accident."""
-    assert (np.diff(ORDERS) > 0).all()
-    assert ORDERS[0] == pytest.approx(1.001)
-    assert ORDERS[-1] == pytest.approx(1e6)
+@pytest.mark.parametrize(
+    ("grid", "least", "most"), [(ORDERS, 1.001, 1e6), (default_moments(), 0.125, 1024)]
+)
+def test_default_grids_are_increasing_and_protected(
+    grid: FloatArray, least: float, most: float
+) -> None:
+    """The shared orders and moments cannot be changed by accident."""
+    assert (np.diff(grid) > 0).all()
+    assert grid.size >= 32
+    assert grid[0] == pytest.approx(least)
+    assert grid[-1] == pytest.approx(most)
     with pytest.raises(ValueError, match="read-only"):
-        ORDERS[0] = 2.0
+        grid[0] = 2.0
 
 
 def test_gaussian_curve_equals_opacus() -> None:
@@ -103,29 +109,21 @@ def test_gaussian_curve_equals_opacus() -> None:
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
 @pytest.mark.parametrize("rho", [1e-3, 0.05, 2.0])
-def test_conversion_equals_opacus(rho: float, delta: float) -> None:
-    """The same curve on the same orders gives the same epsilon in Opacus."""
+def test_conversion_equals_other_libraries(rho: float, delta: float) -> None:
+    """The same curve on the same orders gives the same epsilon in Opacus and dp-accounting."""
     orders = np.linspace(1.1, 60, 300)
-    accountant = opacus_rdp()
+    accountant = pytest.importorskip("dp_accounting.rdp.rdp_privacy_accountant")
     with warnings.catch_warnings():
         # It complains that the best order is the last one; we compare, not optimise.
         warnings.simplefilter("ignore")
-        theirs, _ = accountant.get_privacy_spent(orders=orders, rdp=rho * orders, delta=delta)
+        of_opacus, _ = opacus_rdp().get_privacy_spent(
+            orders=orders, rdp=rho * orders, delta=delta
+        )
+    theirs, _ = accountant.compute_epsilon(orders, rho * orders, delta)
 
-    assert rdp_to_epsilon(orders, rho * orders, delta) == pytest.approx(
-        max(theirs, 0.0), rel=1e-12, abs=1e-12
-    )
-
-
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
-@pytest.mark.parametrize("rho", [1e-3, 0.05, 2.0])
-def test_conversion_equals_dp_accounting(rho: float, delta: float) -> None:
-    """The same curve on the same orders gives the same epsilon in dp-accounting."""
-    theirs = pytest.importorskip("dp_accounting.rdp.rdp_privacy_accountant")
-    orders = np.linspace(1.1, 60, 300)
-    epsilon, _ = theirs.compute_epsilon(orders, rho * orders, delta)
-
-    assert rdp_to_epsilon(orders, rho * orders, delta) == pytest.approx(epsilon, rel=1e-12)
+    ours = rdp_to_epsilon(orders, rho * orders, delta)
+    assert ours == pytest.approx(max(of_opacus, 0.0), rel=1e-12, abs=1e-12)
+    assert ours == pytest.approx(theirs, rel=1e-12)
 
 
 def test_epsilon_and_delta_invert_each_other() -> None:
@@ -155,6 +153,8 @@ def test_delta_that_is_already_met_costs_nothing() -> None:
     assert rdp_to_delta(ORDERS, curve, math.inf) == 0
     assert rdp_to_delta(ORDERS, np.full(ORDERS.size, np.inf), 3.0) == 1
     assert rdp_to_epsilon(ORDERS, np.full(ORDERS.size, np.inf), 0.1) == math.inf
+    assert zcdp_to_epsilon(0.0, 1e-5) == 0
+    assert zcdp_to_epsilon(math.inf, 1e-5) == math.inf
 
 
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
@@ -167,12 +167,6 @@ def test_zcdp_optimum_over_real_orders(rho: float, delta: float) -> None:
     assert epsilon <= grid + 1e-9
     assert grid <= epsilon * 1.01 + 1e-5
     assert epsilon <= textbook_zcdp_epsilon(rho, delta)
-
-
-def test_zcdp_ends() -> None:
-    """No loss is free and an infinite one stays infinite."""
-    assert zcdp_to_epsilon(0.0, 1e-5) == 0
-    assert zcdp_to_epsilon(math.inf, 1e-5) == math.inf
 
 
 @settings(deadline=None, max_examples=40)
@@ -420,18 +414,12 @@ def test_disagreement_costs_the_data_independent_price() -> None:
     )
 
 
-def test_unanimity_costs_next_to_nothing() -> None:
-    """Thousands of unanimous voters make a query free."""
-    votes = np.tile([100_000, 0], (10, 1))
+def test_unanimity_costs_next_to_nothing_and_no_query_nothing() -> None:
+    """Thousands of unanimous voters make a query free; an empty table has no moments."""
+    votes, empty = np.tile([100_000, 0], (10, 1)), np.zeros((0, 3), dtype=np.int64)
 
     assert data_dependent_moments(votes, 0.1).max() < 1e-12
     assert data_dependent_epsilon(votes, 0.1, delta=DELTA) < 0.02
-
-
-def test_no_queries_cost_nothing() -> None:
-    """An empty table has no moments and epsilon 0."""
-    empty = np.zeros((0, 3), dtype=np.int64)
-
     assert (data_dependent_moments(empty, 0.1) == 0).all()
     assert data_dependent_epsilon(empty, 0.1, delta=DELTA) == 0
     assert data_dependent_epsilon(empty, 0.1, delta=DELTA, bound="paper") == 0
@@ -452,17 +440,6 @@ def test_old_conversion_is_a_minimum_over_moments() -> None:
     assert moments_to_epsilon(
         np.array([1.0, 2.0]), np.array([3.0, 5.0]), math.exp(-4)
     ) == pytest.approx(4.5)
-
-
-def test_default_moments_reach_beyond_400() -> None:
-    """The shared moments are increasing, reach 1024 and cannot be changed by accident."""
-    moments = default_moments()
-
-    assert (np.diff(moments) > 0).all()
-    assert moments[-1] >= 400
-    assert moments.size >= 32
-    with pytest.raises(ValueError, match="read-only"):
-        moments[0] = 1
 
 
 def test_memory_does_not_grow_with_the_number_of_orders() -> None:

@@ -1,18 +1,23 @@
 import importlib.metadata
 import tomllib
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import fl_strategies
-from fl_strategies import REGISTRY, KnowledgeStrategy, PartyRole
+from fl_strategies import REGISTRY, KnowledgeStrategy, PartyRole, privacy
 from fl_strategies import errors as exceptions
 from fl_strategies.errors import StrategyError
 
 ROOT = Path(fl_strategies.__file__).parent.parent
 
 
-def test_all_is_complete_and_sorted() -> None:
-    assert fl_strategies.__all__ == sorted(fl_strategies.__all__)
-    assert all(hasattr(fl_strategies, name) for name in fl_strategies.__all__)
+@pytest.mark.parametrize("package", [fl_strategies, privacy])
+def test_all_is_complete(package: ModuleType) -> None:
+    assert len(package.__all__) == len({*package.__all__})
+    assert package is privacy or package.__all__ == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in package.__all__)
 
 
 def test_the_registry_holds_both_sides() -> None:
@@ -23,16 +28,11 @@ def test_the_registry_holds_both_sides() -> None:
         assert algorithm.strategy.name == name
 
 
-def test_one_version() -> None:
+def test_one_version_and_a_core_that_depends_on_four_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert fl_strategies.__version__ == project["version"]
     assert importlib.metadata.version("fl-strategies") == project["version"]
-
-
-def test_the_core_depends_on_four_packages() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
     names = [name.split(">")[0] for name in project["dependencies"]]
     assert names == ["flwr", "httpx", "numpy", "scipy"]
 

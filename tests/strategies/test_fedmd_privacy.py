@@ -85,19 +85,6 @@ def test_the_figures_of_a_sample(replacement: bool) -> None:
     assert "is not below 1 / 40" in strategy.ledger_.statement()
 
 
-@pytest.mark.parametrize(
-    ("samples", "epsilon", "delta"),
-    [(18, 0.006249, 0.006232), (60, 0.020830, 0.020621), (2880, 0.999826, 0.632184)],
-)
-def test_the_papers_femnist_rows(samples: int, epsilon: float, delta: float) -> None:
-    """Table 2 with natural logarithms: a party of 2880 records."""
-    strategy = linear_fedmd(release="nfdp", num_samples=samples, epochs_initial=1)
-    _, metrics = train(linear_party(0, 2880), strategy)
-
-    assert metrics["epsilon-theorem"] == pytest.approx(epsilon, abs=1e-6)
-    assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(delta, abs=1e-6)
-
-
 def test_the_largest_sample_promises_nothing() -> None:
     """All records without replacement: delta is 1, so epsilon is infinite."""
     strategy = linear_fedmd(release="nfdp", num_samples=40, with_replacement=False)
