@@ -1,6 +1,6 @@
 """Runs kept in a folder on a server that can be killed, and other helpers of many tests."""
 
-import importlib
+import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,6 +86,17 @@ def benchmark(name: str) -> Iterator[ModuleType]:
         ]:
             patch.delitem(sys.modules, known)
         yield importlib.import_module(f"benchmarks.{name}")
+
+
+def benchmark_file(name: str) -> ModuleType:
+    """Return a benchmark that is no module of a package."""
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def question(config: Mapping[str, Any], kind: str = "train") -> Message:

@@ -4,10 +4,8 @@ The federations are those of `benchmarks/liars.py`, which measures the table of
 docs/results/robustness.md, with quicker models.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,8 +26,8 @@ from fl_strategies.strategies.weights.restraint import LocalWeights, restrained
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import PlainScores
 from simulations.config import Settings
+from tests.kept import benchmark_file
 
-LIARS = Path(__file__).parents[2] / "benchmarks" / "liars.py"
 LINEAR = {"learner": "logistic-regression", "final-learner": "logistic-regression"}
 MOST_LOST, MOST_SUCCESS = 3.0, 10.0
 MOST_STEERED = 25.0
@@ -38,13 +36,7 @@ ROWS, CLASSES = 200, 5
 
 @lru_cache(maxsize=1)
 def benchmark() -> ModuleType:
-    """Return the benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("liars", LIARS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark_file("liars")
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,5 @@
 """The tables of liars in docs show their results, which are as promised."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -8,6 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.kept import benchmark_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/robustness.md", "docs/results/robustness.md")
@@ -21,22 +22,12 @@ BLOCKS = [
 ]
 
 
-def benchmark(name: str) -> ModuleType:
-    """Return the benchmark as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def results(module: ModuleType) -> Any:
     """Return what a benchmark has found."""
     return json.loads(module.RESULTS.read_text("utf-8"))
 
 
-LIARS, SUMS, ALARMS = (benchmark(name) for name in ("liars", "lying_sums", "false_alarms"))
+LIARS, SUMS, ALARMS = (benchmark_file(name) for name in ("liars", "lying_sums", "false_alarms"))
 FOUND, OF_SUMS = results(LIARS), results(SUMS)
 TABLES = {
     **{f"liars {deal}": LIARS.markdown(FOUND, deal) for deal in LIARS.DEALS},

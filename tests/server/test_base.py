@@ -85,17 +85,6 @@ def test_waiting_reminds_and_then_warns(
     assert "FedKT continues with 4 of 5 parties" in caplog.text
 
 
-def test_a_model_is_asked_for_too_early() -> None:
-    with pytest.raises(NotFitted, match="got none: the strategy has not run"):
-        toy_fedkt().model_  # noqa: B018
-
-
-def test_without_evaluation_nothing_is_delivered() -> None:
-    result = run_local(toy_fedkt(evaluate=False), APP, 4)
-
-    assert result.evaluate_metrics_clientapp == {}
-
-
 class Choosy(FedKT):
     """Asks some of the connected nodes, and needs so many replies."""
 
@@ -262,6 +251,8 @@ def test_everybody_has_the_model_of_a_sound_run() -> None:
 
     assert result.evaluate_metrics_clientapp[1][keys.NUM_UNDELIVERED] == 0
     assert strategy.undelivered_ == {}
+    silent = run_local(toy_fedkt(evaluate=False), APP, 4)
+    assert silent.evaluate_metrics_clientapp == {}, "without evaluation nothing is delivered"
 
 
 @pytest.mark.parametrize("name", ["fedavg", "avgkd", "fedmd"])

@@ -33,11 +33,9 @@ from tests.toys import (
     WatchedGrid,
     common_options,
     load_toy_party,
-    load_with,
     loading,
     toy_party,
     with_arrays,
-    without_records,
 )
 
 NUM_PARTIES = 4
@@ -335,11 +333,3 @@ def test_noise_that_drowns_all_counts_is_refused_before_anybody_pays() -> None:
         histogram(**hopeless)
 
     assert histogram(**hopeless, accept_noise=True).num_parties == NUM_PARTIES
-
-
-def test_a_party_without_records_says_so() -> None:
-    """It is excluded, and the others make the model."""
-    strategy = histogram()
-    run_local(strategy, client_app(load_with(without_records, only=2)), NUM_PARTIES)
-
-    assert "x must be records to sum up" in next(iter(strategy.rejected_.values()))

@@ -156,8 +156,8 @@ def test_seeded_noise_repeats() -> None:
 
 def test_the_largest_logit_of_all_parties_is_the_scale() -> None:
     """With scale="max" a first round finds the bound and a second brings the scores."""
-    strategy = recorded(scale="max", weights="uniform")
-    model = run(strategy, num_rounds=3)
+    strategy, fitted = recorded(scale="max", weights="uniform"), list[Any]()
+    model = run(strategy, app_of(learner_fn=watched(CentroidLearner, fitted)), num_rounds=3)
 
     largest = max(np.abs(own_logits(i)).max() for i in range(NUM_PARTIES))
     assert strategy.bound_ == largest
@@ -165,6 +165,7 @@ def test_the_largest_logit_of_all_parties_is_the_scale() -> None:
     plain = np.mean([own_logits(i) for i in range(NUM_PARTIES)], axis=0)
     assert np.abs(model.targets - plain).max() <= step / 2
     assert strategy.round_ == 2
+    assert len(fitted) == NUM_PARTIES, "logits of the first round are kept for the second"
 
 
 def test_one_round_is_not_enough_for_the_largest_logit() -> None:
@@ -198,15 +199,6 @@ def test_a_failed_first_round_is_asked_again() -> None:
 
     assert strategy.model_
     assert strategy.round_ == 3
-
-
-def test_a_party_trains_once_in_two_rounds() -> None:
-    """The logits of the first round are kept for the second."""
-    fitted: list[Any] = []
-
-    run(recorded(scale="max"), app_of(learner_fn=watched(CentroidLearner, fitted)), 2)
-
-    assert len(fitted) == NUM_PARTIES
 
 
 def test_logits_of_an_earlier_request_are_not_used_again() -> None:
@@ -280,13 +272,22 @@ def test_public_labels_join_the_training() -> None:
     assert accuracy(helped.predict(TEST[0])) > accuracy(alone.predict(TEST[0]))
 
 
-def test_public_labels_must_be_there() -> None:
-    """A party without them says so and takes no part."""
-    strategy = recorded(public_labels=True)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"public_labels": True}, "public_y must be given to train"),
+        ({"task": "multi-label"}, "task must be one of single-label"),
+    ],
+)
+def test_parties_of_another_task_or_without_public_labels_take_no_part(
+    settings: dict[str, Any], reason: str
+) -> None:
+    """Each says so."""
+    strategy = toy_fedkd(**settings)
     with pytest.raises(RunFailed):
         run_local(strategy, APP, NUM_PARTIES)
 
-    assert all("public_y must be given to train" in why for why in strategy.rejected_.values())
+    assert all(reason in why for why in strategy.rejected_.values())
     assert len(strategy.rejected_) == NUM_PARTIES
 
 
@@ -390,48 +391,73 @@ def test_levels_take_an_eighth_of_float64() -> None:
     assert NUM_PARTIES * 5000 * 10 * 8 / sent >= 7.9
 
 
+SPENT_ON_COUNTS = {"weights": "noisy-counts", "target_epsilon": 1.0, "count_epsilon": 1.0}
+
+
 @pytest.mark.parametrize(
-    ("changes", "rule"),
+    ("make", "changes", "rule"),
     [
-        ({"num_levels": 1}, "num_levels must be from 2"),
-        ({"clip": 0.0}, "clip must be greater than 0 and at most 1000000.0, got 0.0"),
-        ({"scale": "mean"}, "scale must be one of clip, max"),
-        ({"weights": "none"}, "weights must be one of evidence, noisy-evidence, counts, noi"),
-        ({"loss": "hinge"}, "loss must be one of l1, l2, mse, kl"),
-        ({"temperature": -1.0}, "temperature must be greater than 0, got -1.0"),
-        ({"loss": "l1", "temperature": 3.0}, "temperature must be omitted unless loss is 'kl'"),
-        ({"num_predictions": 2}, "augmentation must be given"),
-        ({"task": "regression"}, "task must be a classification"),
-        ({"weights": "uniform", "gamma": -1.0}, "gamma must be greater than 0"),
-        ({"gamma": 1.0}, "weights must be 'uniform' or 'noisy-counts' with noise"),
-        ({"scale": "max"}, "scale must be 'clip' with evidence"),
-        ({"class_share": "half"}, "class_share must be one of auto, pooled, none, or 3"),
-        ({"weights": "noisy-counts", "count_epsilon": 0.0}, "epsilon must be"),
-        ({"rounding": "down"}, "rounding must be one of nearest, stochastic, got 'down'"),
-        ({"consensus": "class-weighted"}, "consensus must be one of mean, median, trimmed"),
-        ({"consensus": "median"}, "consensus must be mean unless weights are uniform"),
-        ({**NOISY, "consensus": "median"}, "consensus must be mean unless .* without noise"),
-        ({"trim_fraction": 0.5}, "trim_fraction must be at least 0 and below 0.5"),
+        (toy_fedkd, {"num_levels": 1}, "num_levels must be from 2"),
+        (
+            toy_fedkd,
+            {"clip": 0.0},
+            "clip must be greater than 0 and at most 1000000.0, got 0.0",
+        ),
+        (toy_fedkd, {"scale": "mean"}, "scale must be one of clip, max"),
+        (
+            toy_fedkd,
+            {"weights": "none"},
+            "weights must be one of evidence, noisy-evidence, counts, noi",
+        ),
+        (toy_fedkd, {"loss": "hinge"}, "loss must be one of l1, l2, mse, kl"),
+        (toy_fedkd, {"temperature": -1.0}, "temperature must be greater than 0, got -1.0"),
+        (
+            toy_fedkd,
+            {"loss": "l1", "temperature": 3.0},
+            "temperature must be omitted unless loss is 'kl'",
+        ),
+        (toy_fedkd, {"num_predictions": 2}, "augmentation must be given"),
+        (toy_fedkd, {"task": "regression"}, "task must be a classification"),
+        (toy_fedkd, {"weights": "uniform", "gamma": -1.0}, "gamma must be greater than 0"),
+        (toy_fedkd, {"gamma": 1.0}, "weights must be 'uniform' or 'noisy-counts' with noise"),
+        (toy_fedkd, {"scale": "max"}, "scale must be 'clip' with evidence"),
+        (
+            toy_fedkd,
+            {"class_share": "half"},
+            "class_share must be one of auto, pooled, none, or 3",
+        ),
+        (toy_fedkd, {"weights": "noisy-counts", "count_epsilon": 0.0}, "epsilon must be"),
+        (
+            toy_fedkd,
+            {"rounding": "down"},
+            "rounding must be one of nearest, stochastic, got 'down'",
+        ),
+        (
+            toy_fedkd,
+            {"consensus": "class-weighted"},
+            "consensus must be one of mean, median, trimmed",
+        ),
+        (
+            toy_fedkd,
+            {"consensus": "median"},
+            "consensus must be mean unless weights are uniform",
+        ),
+        (
+            toy_fedkd,
+            {**NOISY, "consensus": "median"},
+            "consensus must be mean unless .* without noise",
+        ),
+        (toy_fedkd, {"trim_fraction": 0.5}, "trim_fraction must be at least 0 and below 0.5"),
+        (toy_fedkd, SPENT_ON_COUNTS, "count_epsilon must be below target_epsilon"),
+        (FedKDOptions, {"num_levels": 0}, "FedKD: num_levels must be from 2 to"),
+        (FedKDOptions, {"temperature": 0.0}, "FedKD: temperature must be greater than 0, got"),
+        (FedKDOptions, {"temperature": math.inf}, "FedKD: temperature must be finite, got inf"),
     ],
 )
-def test_bad_parameters_are_named(changes: dict[str, object], rule: str) -> None:
-    """Before any data moves."""
+def test_bad_parameters_are_named(make: Any, changes: dict[str, Any], rule: str) -> None:
+    """Before any data moves; None leaves a setting out, and 0 is a number like any other."""
     with pytest.raises(InvalidParameter, match=rule):
-        toy_fedkd(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"num_levels": 0}, "num_levels must be from 2 to"),
-        ({"temperature": 0.0}, "temperature must be greater than 0, got 0.0"),
-        ({"temperature": math.inf}, "temperature must be finite, got inf"),
-    ],
-)
-def test_options_have_no_zero_for_nothing(changes: dict[str, Any], rule: str) -> None:
-    """In Python None leaves a setting out, and 0 is a number like any other."""
-    with pytest.raises(InvalidParameter, match=f"FedKD: {rule}"):
-        FedKDOptions(**changes)
+        make(**changes)
 
 
 def test_the_final_model_must_learn_from_scores() -> None:
@@ -442,15 +468,6 @@ def test_the_final_model_must_learn_from_scores() -> None:
 
     with pytest.raises(UnsupportedLearner, match="must have distill to learn from scores"):
         toy_fedkd(learner_fn=LabelsOnly)
-
-
-def test_another_task_is_another_federation() -> None:
-    """A single-label party does not answer a multi-label server."""
-    strategy = toy_fedkd(task="multi-label")
-    with pytest.raises(RunFailed):
-        run_local(strategy, APP, NUM_PARTIES)
-
-    assert all("task must be one of single-label" in w for w in strategy.rejected_.values())
 
 
 def test_more_noise_costs_accuracy() -> None:

@@ -128,22 +128,16 @@ def test_a_record_reaches_the_same_subset_whatever_its_value() -> None:
     assert [sum(differing[:5]), sum(differing[5:])] == [1, 1]
 
 
-def test_teacher_votes_count_every_teacher() -> None:
-    """Every row of every partition has t votes."""
-    counts = votes_of(toy_party(1), 2, 5)
-
-    assert counts.shape == (2, len(PUBLIC), NUM_CLASSES)
-    np.testing.assert_array_equal(counts.sum(axis=2), 5)
-
-
 def test_students_learn_the_majority_of_their_teachers() -> None:
-    """On rows where all teachers agree, the student was trained on their answer."""
+    """Every teacher has a vote, and where all agree the student was trained on their answer."""
     log: list[Any] = []
     party = replace(toy_party(0), teacher_fn=CentroidLearner)
 
     train(replace(party, learner_fn=lambda: Recorder(log)))
 
     counts = votes_of(party, 2, 5)
+    assert counts.shape == (2, len(PUBLIC), NUM_CLASSES)
+    np.testing.assert_array_equal(counts.sum(axis=2), 5)
     for split, (x, y) in enumerate(log):
         unanimous = counts[split].max(axis=1) == 5
         np.testing.assert_array_equal(x, PUBLIC)
@@ -151,25 +145,24 @@ def test_students_learn_the_majority_of_their_teachers() -> None:
     assert len(log) == 2
 
 
-def test_server_counts_consistent_parties_only() -> None:
-    """Three parties (0,1), (0,1), (2,2): the answer is 2, though 0 and 1 have as many votes."""
-    log: list[Any] = []
+@pytest.mark.parametrize(
+    ("consistent", "fourth", "label"), [(True, [], 2), (False, [[[1], [1]]], 1)]
+)
+def test_server_counts_consistent_parties_only_unless_students_vote_by_themselves(
+    consistent: bool, fourth: list[Any], label: int
+) -> None:
+    """Of (0,1), (0,1), (2,2) the answer is 2, though 0 and 1 have as many votes.
 
-    aggregate(small_fedkt(1, log), [[0], [1]], [[0], [1]], [[2], [2]])
-
-    np.testing.assert_array_equal(log[0][1], [2])
-
-
-def test_students_may_vote_by_themselves() -> None:
-    """(0,1), (0,1), (2,2): now 0, 1 and 2 have two votes each, and one more decides."""
+    By themselves all three classes have two votes each, and one more party decides.
+    """
     log: list[Any] = []
     strategy = paper_fedkt(
-        public=PUBLIC[:1], learner_fn=lambda: Recorder(log), consistent=False
+        public=PUBLIC[:1], learner_fn=lambda: Recorder(log), consistent=consistent
     )
 
-    aggregate(strategy, [[0], [1]], [[0], [1]], [[2], [2]], [[1], [1]])
+    aggregate(strategy, [[0], [1]], [[0], [1]], [[2], [2]], *fourth)
 
-    np.testing.assert_array_equal(log[0][1], [1])
+    np.testing.assert_array_equal(log[0][1], [label])
 
 
 def test_one_party_has_as_many_votes_with_and_without_consistency() -> None:

@@ -196,12 +196,15 @@ def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:
     assert 0 < metrics[keys.EPSILON_EXAMPLE] < metrics[keys.EPSILON_PARTY]
 
 
-def test_l2_tells_the_server_nothing_about_raw_votes() -> None:
-    """Agreement of teachers and accuracy on own rows stay at home."""
-    strategy = toy_fedkt(**{**L2, "gamma": 20.0})
+def test_l2_tells_the_server_the_largest_epsilon_and_nothing_about_raw_votes() -> None:
+    """Never a mean; agreement of teachers and accuracy on own rows stay at home."""
+    strategy = toy_fedkt(**L2)
     result = run_local(strategy, APP, 4)
 
-    assert math.isnan(result.train_metrics_clientapp[1][keys.VOTE_AGREEMENT])
+    metrics = result.train_metrics_clientapp[1]
+    own = [party.train[keys.EPSILON_EXAMPLE] for party in strategy.parties_.values()]
+    assert metrics[keys.EPSILON_EXAMPLE] == max(own)
+    assert math.isnan(metrics[keys.VOTE_AGREEMENT])
     assert keys.ACCURACY not in result.evaluate_metrics_clientapp[1]
 
 
@@ -232,14 +235,6 @@ def test_l2_adds_no_second_noise_on_the_server() -> None:
     assert set(seen[0][1]) == {2}
     assert (event.unit, event.sensitivity, count) == ("example", 1, 40)
     assert keys.EPSILON_PARTY not in metrics
-
-
-def test_l2_reports_the_largest_epsilon_of_all_parties() -> None:
-    """Epsilon of the federation is the maximum over parties, never a mean."""
-    strategy, metrics = run(**L2)
-
-    own = [party.train[keys.EPSILON_EXAMPLE] for party in strategy.parties_.values()]
-    assert metrics[keys.EPSILON_EXAMPLE] == max(own)
 
 
 def test_a_target_is_met_and_hardly_undercut() -> None:
@@ -287,6 +282,7 @@ def test_no_answer_at_all_is_one_clear_sentence() -> None:
         ({**L1, "num_queries": 61}, "num_queries must be from 1 to 60, .* rows, got 61"),
         ({**L1, "num_queries": -1}, "num_queries must be from 1 to"),
         ({**L1, "fraction_query": 0.5}, "a known one, got 'fraction_query'"),
+        ({**L1, "trim_fraction": 0.2}, r"FedKT: trim_fraction must be 0 at L1, .*, got 0\.2\."),
     ],
 )
 def test_wrong_use_is_refused_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -337,14 +333,6 @@ def test_privately_trained_teachers_make_every_vote_free() -> None:
     assert metrics[keys.NUM_RELEASES] == 2
     assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf
     assert metrics[keys.EPSILON_PARTY] == math.inf
-
-
-def test_votes_are_not_trimmed_before_noise_that_covers_one_party() -> None:
-    """At L1 one party's votes would decide whether others are counted."""
-    with pytest.raises(
-        InvalidParameter, match=r"FedKT: trim_fraction must be 0 at L1, where .*, got 0\.2\."
-    ):
-        toy_fedkt(**L1, trim_fraction=0.2)
 
 
 def test_one_party_could_decide_which_others_are_counted() -> None:

@@ -274,16 +274,22 @@ def test_a_large_party_weighs_as_much_as_a_small_one_at_party_level() -> None:
     np.testing.assert_array_equal(models[0], models[1])
 
 
-def test_noise_that_drowns_all_sums_is_refused_before_anybody_pays() -> None:
-    """Ten records, and noise of many times what they sum up to."""
-    with pytest.raises(InvalidParameter, match=r"got noise of .* of the sums, where 40% is"):
-        regression(target_epsilon=0.1, num_records=10)
-
-
-def test_too_many_components_are_refused() -> None:
-    """A row of two columns has two."""
-    with pytest.raises(InvalidParameter, match="num_components must be at most 2"):
-        regression(num_components=3)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"target_epsilon": 0.1, "num_records": 10},
+            r"got noise of .* of the sums, where 40% is",
+        ),
+        ({"num_components": 3}, "num_components must be at most 2"),
+    ],
+)
+def test_noise_that_drowns_all_sums_and_columns_that_are_none_are_refused(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    """Before anybody pays: ten records with much noise; a row of two columns has two."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        regression(**settings)
 
 
 def test_the_price_does_not_depend_on_the_number_of_components() -> None:
