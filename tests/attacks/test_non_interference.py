@@ -279,6 +279,12 @@ def test_replies_depend_on_no_held_out_record(setting: str, held_out: str) -> No
     assert said(setting, learner_of(learner), ORDINARY, HELD_OUT[held_out]) == first
 
 
+def said_of_tests(setting: str) -> list[Any]:
+    """Return the replies of a party with all test rows, and with five."""
+    learner = learner_of("network" if setting in NETWORKS else "dp-sgd")
+    return [said(setting, learner, ORDINARY, own) for own in (TEST, HELD_OUT["five rows"])]
+
+
 class Forgetful(Recording):
     """A party that has lost its memory when it is asked how good the model is."""
 
@@ -294,10 +300,7 @@ def test_a_party_without_memory_tells_no_accuracy(
 ) -> None:
     """A server's word that privacy is promised is enough, and so is a private learner."""
     monkeypatch.setattr(interference, "Recording", Forgetful)
-    learner = learner_of("network" if setting in NETWORKS else "dp-sgd")
-    one, other = (
-        said(setting, learner, ORDINARY, own) for own in (TEST, HELD_OUT["five rows"])
-    )
+    one, other = said_of_tests(setting)
 
     assert len(one) > 1
     assert one == other
@@ -545,32 +548,32 @@ def test_a_failure_without_a_promise_is_one_constant_sentence(
     assert "a record must be small, got 42.9" in caplog.text
 
 
+def account(folder: Path, records: Records = ORDINARY, **limits: float) -> PartyJournal:
+    own = data_fingerprint(records.x, records.y)
+    return PartyJournal(folder, fingerprint=own, **limits)  # type: ignore[arg-type]
+
+
 def test_a_record_moved_by_1e_9_is_not_named_to_the_server(tmp_path: Path) -> None:
     """A journal of other data refuses, in the words of any failure."""
-    fingerprint = data_fingerprint(ORDINARY.x, ORDINARY.y)
-    journal = PartyJournal(tmp_path, fingerprint=fingerprint)
+    journal = account(tmp_path)
     assert said("fedkt L2", NETWORK, ORDINARY, journal=journal)[0][0] == "reply"
     _, moved = NEIGHBOURS["moved by 1e-9"]
-    other = PartyJournal(tmp_path, fingerprint=data_fingerprint(moved.x, moved.y))
-
-    replies = said("fedkt L2", NETWORK, moved, journal=other)
+    replies = said("fedkt L2", NETWORK, moved, journal=account(tmp_path, moved))
 
     assert replies == [("error", FAILED)]
 
 
 def test_a_refusal_says_nothing_about_other_federations(tmp_path: Path) -> None:
     """Not what has been spent, nor for whom, nor how much is left."""
-    fingerprint = data_fingerprint(ORDINARY.x, ORDINARY.y)
-    journal = PartyJournal(tmp_path, fingerprint=fingerprint, max_epsilon=0.1)
+    journal = account(tmp_path, max_epsilon=0.1)
 
     assert said("fedkt L2", NETWORK, ORDINARY, journal=journal) == [("error", NO_BUDGET)]
 
 
 def test_a_party_is_charged_before_it_looks_at_a_record(tmp_path: Path) -> None:
     """Work that dies in the middle has been paid for."""
-    fingerprint = data_fingerprint(ORDINARY.x, ORDINARY.y)
     for setting in ("fedkt L2", "fedkd", "fedmd ldp softmax", "fedavg", "avgkd"):
-        journal = PartyJournal(tmp_path / setting, fingerprint=fingerprint)
+        journal = account(tmp_path / setting)
         with pytest.raises(KeyboardInterrupt):
             said(setting, dying(setting), ORDINARY, journal=journal)
         assert len(journal.entries()) == 1
@@ -650,11 +653,8 @@ def test_the_check_finds_errors_that_quote(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_check_finds_accuracies(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put back: a party tells how good its model is although privacy is promised."""
     monkeypatch.setattr(PartyRole, "promises", lambda *_: False)
-    learner = learner_of("network" if setting in NETWORKS else "dp-sgd")
 
-    one, other = (
-        said(setting, learner, ORDINARY, own) for own in (TEST, HELD_OUT["five rows"])
-    )
+    one, other = said_of_tests(setting)
     assert one != other
 
 

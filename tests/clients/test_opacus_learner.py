@@ -686,17 +686,6 @@ def test_target_is_reached_and_not_passed(
     assert 0.95 * target < epsilon_of(learner._plan(records), 1e-5) <= target
 
 
-@pytest.mark.parametrize("secure", [True, False])
-def test_events_compose_in_an_accountant(secure: bool) -> None:
-    """Two fits cost what twice the steps cost, and all there is if the noise is known."""
-    learner = seeded(noise_multiplier=4.0, epochs=2, secure=secure)
-    for _ in range(2):
-        learner.fit(X[:100], Y[:100], rng=generator())
-    spent = claim(learner.privacy_events, 1e-5).epsilon
-    expected = dpsgd_epsilon(100, 32, 16, 4.0, 1e-5) if secure else math.inf
-    assert spent == pytest.approx(expected, rel=1e-3)
-
-
 def test_a_fit_uses_the_calibrated_noise() -> None:
     """What is drawn has the deviation that the target asks for."""
     learner = seeded(silent, target_epsilon=2.0, delta=1e-4, learning_rate=1.0)

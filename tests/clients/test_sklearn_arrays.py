@@ -39,6 +39,7 @@ from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 from tests.clients.digits import DIGITS, NUM_CLASSES, digits
 
 Arrays = dict[str, Array]
+FOREST = ("tree-sizes", "leaf-bits", "features", "thresholds", "values", "leaf-values")
 
 TREES = [
     DecisionTreeClassifier(max_depth=5),
@@ -177,8 +178,7 @@ def test_training_statistics_stay_at_home() -> None:
     bayes = fitted(GaussianNB(), [0, 4]).to_arrays()
     network = fitted(MLPClassifier((6,), max_iter=5), [0, 4]).to_arrays()
 
-    nodes = {"tree-sizes", "leaf-bits", "features", "thresholds", "values", "leaf-values"}
-    assert tree.keys() == {"classes", "width", *nodes}
+    assert tree.keys() == {"classes", "width", *FOREST}
     assert bayes.keys() == {"classes", "width", "settings", "theta_", "var_", "class_prior_"}
     layers = {"coefs_/0", "coefs_/1", "intercepts_/0", "intercepts_/1"}
     assert network.keys() == {"classes", "width", "settings", *layers}
@@ -268,9 +268,7 @@ def test_broken_forests_are_refused(change: Callable[[Arrays], Arrays], message:
     check_refused(estimator, change(arrays), message)
 
 
-@pytest.mark.parametrize(
-    "name", ["tree-sizes", "leaf-bits", "features", "thresholds", "values", "leaf-values"]
-)
+@pytest.mark.parametrize("name", FOREST)
 def test_every_array_of_a_forest_is_needed(name: str) -> None:
     """A form with a part missing is refused by name."""
     estimator, arrays = small_forest()
@@ -305,52 +303,38 @@ def test_a_large_model_needs_permission() -> None:
 # --- linear models closed to the untrusted ----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (replaced("coef-by-column", first_as(np.nan)), "must be finite"),
-        (replaced("intercept", first_as(np.inf)), "must be finite"),
-        (replaced("coef-by-column", lambda a: a[:-1]), "of shape"),
-        (replaced("coef-by-column", lambda a: a.T), "of shape"),
-        (replaced("coef-by-column", lambda a: a.astype(np.int64)), "of float64"),
-        (replaced("coef-by-column", lambda a: a.astype(object)), "of float64"),
-        (replaced("intercept", lambda a: a[:1]), "of shape"),
-        (lambda arrays: {**arrays, "coef": arrays["coef-by-column"].T}, "named"),
-    ],
-)
-def test_broken_linear_models_are_refused(
-    change: Callable[[Arrays], Arrays], message: str
-) -> None:
-    """Coefficients must be finite numbers of exactly the expected shape."""
-    estimator = LogisticRegression(max_iter=200)
-
-    check_refused(estimator, change(fitted(estimator, [0, 4, 7]).to_arrays()), message)
-
-
-# --- naive Bayes, perceptrons and scalers refuse what does not fit -----------------------
+REGRESSION, BAYES = LogisticRegression(max_iter=200), GaussianNB()
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("estimator", "change", "message"),
     [
-        (replaced("theta_", first_as(np.nan)), "theta_ must be finite"),
-        (replaced("theta_", lambda a: a[:, :-1]), "theta_ must be of shape"),
-        (replaced("theta_", lambda a: a[0]), "theta_ must be of shape"),
-        (replaced("var_", lambda a: a.astype(object)), "var_ must be of float64"),
-        (replaced("class_prior_", lambda a: a.tolist()), "class_prior_ must be an array"),
-        (replaced("settings", first_as(7)), "settings must be those of GaussianNB"),
-        (replaced("settings", lambda a: a[1:]), "settings must be of shape"),
-        (lambda arrays: {**arrays, "class_count_": np.zeros(3)}, "arrays must be named"),
-        (lambda arrays: {**arrays, "theta_-by-column": arrays["theta_"].T}, "must be named"),
-        (lambda a: {n: v for n, v in a.items() if n != "var_"}, "arrays must be named"),
-        (lambda a: {n: v for n, v in a.items() if n != "settings"}, "with 'settings'"),
+        (REGRESSION, replaced("coef-by-column", first_as(np.nan)), "must be finite"),
+        (REGRESSION, replaced("intercept", first_as(np.inf)), "must be finite"),
+        (REGRESSION, replaced("coef-by-column", lambda a: a[:-1]), "of shape"),
+        (REGRESSION, replaced("coef-by-column", lambda a: a.T), "of shape"),
+        (REGRESSION, replaced("coef-by-column", lambda a: a.astype(np.int64)), "of float64"),
+        (REGRESSION, replaced("coef-by-column", lambda a: a.astype(object)), "of float64"),
+        (REGRESSION, replaced("intercept", lambda a: a[:1]), "of shape"),
+        (REGRESSION, lambda a: {**a, "coef": a["coef-by-column"].T}, "named"),
+        (BAYES, replaced("theta_", first_as(np.nan)), "theta_ must be finite"),
+        (BAYES, replaced("theta_", lambda a: a[:, :-1]), "theta_ must be of shape"),
+        (BAYES, replaced("theta_", lambda a: a[0]), "theta_ must be of shape"),
+        (BAYES, replaced("var_", lambda a: a.astype(object)), "var_ must be of float64"),
+        (BAYES, replaced("class_prior_", lambda a: a.tolist()), "class_prior_ must be an arr"),
+        (BAYES, replaced("settings", first_as(7)), "settings must be those of GaussianNB"),
+        (BAYES, replaced("settings", lambda a: a[1:]), "settings must be of shape"),
+        (BAYES, lambda a: {**a, "class_count_": np.zeros(3)}, "arrays must be named"),
+        (BAYES, lambda a: {**a, "theta_-by-column": a["theta_"].T}, "must be named"),
+        (BAYES, lambda a: {n: v for n, v in a.items() if n != "var_"}, "arrays must be named"),
+        (BAYES, lambda a: {n: v for n, v in a.items() if n != "settings"}, "with 'settings'"),
     ],
 )
-def test_broken_bayes_models_are_refused(
-    change: Callable[[Arrays], Arrays], message: str
+def test_broken_models_are_refused(
+    estimator: Any, change: Callable[[Arrays], Arrays], message: str
 ) -> None:
     """Whatever is not exactly what prediction reads, in its own shape, is named."""
-    check_refused(GaussianNB(), change(fitted(GaussianNB(), [0, 4, 7]).to_arrays()), message)
+    check_refused(estimator, change(fitted(estimator, [0, 4, 7]).to_arrays()), message)
 
 
 def test_layers_have_the_sizes_of_the_receiver() -> None:

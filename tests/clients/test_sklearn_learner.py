@@ -474,8 +474,11 @@ class _Majority(TabularLearner):
         )
 
 
-def test_a_subclass_without_array_form_says_so() -> None:
-    """A wrapper needs no array form, and then points to votes instead."""
+def test_the_smallest_subclass_says_what_it_lacks_and_spreads_no_nan() -> None:
+    """A wrapper needs no array form, and then points to votes instead.
+
+    A NaN probability becomes the smallest one, so that no average is lost to it.
+    """
     x, y = digits([1, 4])
     majority = _Majority(num_classes=NUM_CLASSES).fit(x, y, rng=np.random.default_rng(0))
     frame: Mapping[str, Array] = {"classes": np.array([1, 4]), "width": np.array([64])}
@@ -484,11 +487,4 @@ def test_a_subclass_without_array_form_says_so() -> None:
         majority.to_arrays()
     with pytest.raises(KnowledgeMismatch, match="_Majority: arrays must be those of"):
         majority.from_arrays(frame)
-
-
-def test_a_model_that_answers_nan_cannot_spread_it() -> None:
-    """A NaN probability becomes the smallest one, so that no average is lost to it."""
-    x, y = digits([1, 4])
-    majority = _Majority(num_classes=NUM_CLASSES).fit(x, y, rng=np.random.default_rng(0))
-
     assert (majority.logits(x) == math.log(MIN_PROBABILITY)).all()

@@ -14,7 +14,7 @@ from fl_strategies.party.role import ArrayField, ArraysField, Field, KnowledgeFi
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.wire.knowledge import decode_arrays
 from simulations.runtime.local import InMemoryGrid
-from tests.toys import common_options, load_toy_party, toy_party, without_records
+from tests.toys import common_options, load_toy_party, toy_party
 
 PARTY = toy_party(3)
 
@@ -85,11 +85,6 @@ def test_an_unknown_label_becomes_the_commonest_public_class(
 def test_bad_numbers_are_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidParameter, match=sentence):
         replace(PARTY, **change)
-
-
-def test_a_party_may_lack_records_or_test_rows() -> None:
-    assert len(without_records(PARTY).y) == 0
-    assert replace(PARTY, x_test=None, y_test=None).x_test is None
 
 
 def test_content_hash_sees_type_shape_order_and_values_but_no_memory_layout() -> None:

@@ -468,17 +468,6 @@ def test_a_sample_leads_with_the_chance_to_be_in_it() -> None:
     assert both == "In short: a record is used in the clear with chance 43.3 %."  # 1 - .7 x .81
 
 
-def test_a_mechanism_pays_before_it_looks() -> None:
-    """Charges are known before the release and equal to what the release reports."""
-    mechanism = NoisyMax(
-        noise="gumbel", scale=25.0, sensitivity=1.0, unit="party", num_classes=2
-    )
-    ledger = PrivacyLedger("party", max_epsilon=1.0)
-    ledger.charge_all(mechanism.charges(3))
-
-    assert ledger.entries == mechanism.release(np.zeros((3, 2), dtype=int)).charges
-
-
 DELTA = 1e-5
 
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def test_unpublished_names_of_flower_stay_in_one_file(path: Path) -> None:
     assert flower <= {"flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp"}
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return which modules of the three packages each of them imports, also for types."""
     modules = {module_name(path): path for path in sources()}

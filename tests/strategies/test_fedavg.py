@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from fl_strategies.errors import (
 )
 from fl_strategies.learners import LearnerFactory, StartingLearner
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import MAX_DISTINCT_EVENTS, reported_epsilon
 from fl_strategies.strategies.weights.restraint import as_layout
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
+from tests.kept import journal_of, with_journal
 from tests.toys import (
     DESCENT,
     PUBLIC,
@@ -375,24 +375,18 @@ def test_one_party_without_noise_leaves_no_guarantee() -> None:
 def test_a_journal_keeps_every_round_and_its_budget(tmp_path: Path) -> None:
     """A party with a budget sends nothing that was trained without noise."""
 
-    def load_kept(budgets: Mapping[int, float]) -> Callable[[Any], Party]:
+    def load_kept(folder: Path, **limits: float) -> Callable[[Any], Party]:
         def load(number: int) -> Party:
-            party = toy_party(number)
-            journal = PartyJournal(
-                tmp_path / f"{len(budgets)}-{number}",
-                fingerprint=data_fingerprint(party.x, party.y),
-                max_epsilon=budgets.get(number),
-            )
-            return replace(party, journal=journal, run="r")
+            party = replace(toy_party(number), run="r")
+            return with_journal(party, folder / str(number), **(limits if number == 2 else {}))
 
         return loading(load)
 
     free, bound = toy_fedavg(), toy_fedavg()
-    run(free, load_kept({}), num_rounds=2)
-    run(bound, load_kept({2: 1.0}))
+    run(free, load_kept(tmp_path / "free"), num_rounds=2)
+    run(bound, load_kept(tmp_path / "bound", max_epsilon=1.0))
 
-    party = toy_party(0)
-    kept = PartyJournal(tmp_path / "0-0", fingerprint=data_fingerprint(party.x, party.y))
+    kept = journal_of(toy_party(0), tmp_path / "free" / "0")
     assert [entry.purpose for entry in kept.entries()] == ["fedavg, round 1", "fedavg, round 2"]
     assert not free.rejected_
     (reason,) = bound.rejected_.values()

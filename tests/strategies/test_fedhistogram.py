@@ -19,14 +19,13 @@ from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.privacy.planning import usual_cells
 from fl_strategies.strategies.sums.histogram import Cells, class_shares, count_records
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
-from tests.kept import Killed, MortalGrid
+from tests.kept import Killed, MortalGrid, with_journal
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -296,10 +295,8 @@ def test_a_partys_own_word_counts(tmp_path: Path) -> None:
     """With a budget it answers at L2 and pays; a trusted server gets nothing from it."""
 
     def careful(number: int) -> Party:
-        party = toy_party(number)
-        fingerprint = data_fingerprint(party.x, party.y)
-        journal = PartyJournal(tmp_path / str(number), fingerprint=fingerprint, max_epsilon=4.0)
-        return replace(party, journal=journal, policy=PartyPolicy(max_run_epsilon=4.0))
+        party = with_journal(toy_party(number), tmp_path / str(number), max_epsilon=4.0)
+        return replace(party, policy=PartyPolicy(max_run_epsilon=4.0))
 
     load = loading(careful)
     run_local(histogram(**PRIVATE), client_app(load), NUM_PARTIES)
