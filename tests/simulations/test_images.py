@@ -503,52 +503,56 @@ def test_a_missing_file_says_what_is_needed(tmp_path: Path, name: str) -> None:
         load(tmp_path, name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x_train": pixels(60, 784)}, r"x_train must be bytes \(n, height, width\) or"),
-        ({"x_train": np.zeros((60, 28, 28))}, r"x_train must be bytes .* got float64"),
-        ({"x_test": pixels(20, 28, 28, 4)}, r"x_test must be bytes .*\(20, 28, 28, 4\)"),
-        ({"x_test": pixels(20, 27, 28)}, r"x_test must be images of shape \(28, 28, 1\)"),
-        ({"x_train": pixels(0, 28, 28)}, r"x_train must be bytes"),
-        ({"y_train": labels(60, 11)}, r"y_train must be between 0 and 9"),
-        ({"y_test": labels(19, 10)}, r"y_test must be 20 labels, one per row, got 19"),
-    ],
-)
-def test_a_wrong_split_file_is_described(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    """Odd shapes, types, lengths and labels each give one sentence."""
-    np.savez(tmp_path / "mnist.npz", **{**split_arrays((28, 28), 10), **change})
-    with pytest.raises(InvalidData, match=rf"mnist.npz: {message}"):
-        load(tmp_path, "mnist")
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mnist": ("mnist.npz", split_arrays((28, 28), 10)),
+    "covid-cxr": ("covid_cxr.npz", patient_arrays(30, 7, np.arange(30))),
+    "cifar100-fedmd": ("cifar100_subset.npz", cifar100_arrays()),
+}
+FIVES = {"y_train": np.full(60, 5, np.uint8), "y_test": np.full(30, 5, np.uint8)}
+"""Another part of CIFAR-100, which is no substitute."""
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ({"y": np.zeros((30, 6), np.uint8)}, r"y must be of shape \(30, 7\)"),
-        ({"y": np.full((30, 7), 2)}, r"y must be an array of -1, 0 and 1"),
-        ({"patient_id": np.arange(29)}, r"patient_id must be 30 names, got \(29,\)"),
+        (
+            "mnist",
+            {"x_train": pixels(60, 784)},
+            r"x_train must be bytes \(n, height, width\) or",
+        ),
+        ("mnist", {"x_train": np.zeros((60, 28, 28))}, r"x_train must be bytes .* got float64"),
+        (
+            "mnist",
+            {"x_test": pixels(20, 28, 28, 4)},
+            r"x_test must be bytes .*\(20, 28, 28, 4\)",
+        ),
+        (
+            "mnist",
+            {"x_test": pixels(20, 27, 28)},
+            r"x_test must be images of shape \(28, 28, 1\)",
+        ),
+        ("mnist", {"x_train": pixels(0, 28, 28)}, r"x_train must be bytes"),
+        ("mnist", {"y_train": labels(60, 11)}, r"y_train must be between 0 and 9"),
+        ("mnist", {"y_test": labels(19, 10)}, r"y_test must be 20 labels, one per row, got 19"),
+        ("covid-cxr", {"y": np.zeros((30, 6), np.uint8)}, r"y must be of shape \(30, 7\)"),
+        ("covid-cxr", {"y": np.full((30, 7), 2)}, r"y must be an array of -1, 0 and 1"),
+        (
+            "covid-cxr",
+            {"patient_id": np.arange(29)},
+            r"patient_id must be 30 names, got \(29,\)",
+        ),
+        ("cifar100-fedmd", FIVES, r"the file must be with classes \(0, 2, 20"),
     ],
 )
-def test_a_wrong_chest_file_is_described(
-    tmp_path: Path, change: dict[str, Any], message: str
+def test_a_wrong_file_is_described(
+    tmp_path: Path, name: str, change: dict[str, Any], message: str
 ) -> None:
-    """Labels and patients must be there for every image."""
-    arrays = patient_arrays(30, 7, np.arange(30))
-    np.savez(tmp_path / "covid_cxr.npz", **{**arrays, **change})
-    with pytest.raises(InvalidData, match=rf"covid_cxr.npz: {message}"):
-        load(tmp_path, "covid-cxr")
-
-
-def test_a_file_without_the_classes_of_fedmd_is_described(tmp_path: Path) -> None:
-    """Another part of CIFAR-100 is no substitute."""
-    arrays = cifar100_arrays()
-    arrays["y_train"][:], arrays["y_test"] = 5, np.full(30, 5, np.uint8)
-    np.savez(tmp_path / "cifar100_subset.npz", **arrays)
-    with pytest.raises(InvalidData, match=r"the file must be with classes \(0, 2, 20"):
-        load(tmp_path, "cifar100-fedmd")
+    """Odd shapes, types, lengths, labels and patients each give one sentence."""
+    file, arrays = WHOLE[name]
+    np.savez(tmp_path / file, **{**arrays, **change})
+    owner = "load_dataset" if change is FIVES else file
+    with pytest.raises(InvalidData, match=rf"{owner}: {message}"):
+        load(tmp_path, name)
 
 
 # Real files
