@@ -50,7 +50,6 @@ from fl_strategies.extend import (
     plan_of,
     read_round,
     read_seed,
-    receive_model,
     require,
     require_finite,
     require_known,
@@ -74,6 +73,7 @@ from fl_strategies.strategies.codistill.party import (
     check_problem,
     new_portable,
     portable_stand_in,
+    receive_all,
 )
 from fl_strategies.strategies.codistill.server import AgentModel, ModelRelay, RelayState
 from fl_strategies.strategies.weights.restraint import read_num_records, restrained
@@ -261,13 +261,9 @@ def _ensemble(
         )
     parts = part_models(known)
     _check_work(party, config, len(parts))
-    members, refused = [], 0
-    for part in parts:
-        try:
-            members.append(receive_model(party, part))
-        except Exception:  # a hostile model may make a learner raise anything
-            members.append(Unreadable(party.num_classes))
-            refused += 1
+    readable, errors = receive_all(party, parts)
+    refused = len(errors)
+    members = [readable.get(n, Unreadable(party.num_classes)) for n in range(len(parts))]
     rule = "one that this party can read"
     require_known(refused < len(parts), party.owner, "a model", rule, f"none of {refused}")
     options, num_classes = FENSOptions.received(config), party.num_classes

@@ -197,17 +197,8 @@ def release_plan(
 ) -> ReleasePlan:
     """Return what one round releases: a model, protected by private training alone.
 
-    Parameters
-    ----------
-    name : str
-        Of the strategy.
-    facts
-    training : callable
-        Returns what the party's training spends, which parties report.
-    reason : str
-        Why nothing else protects the model.
-    epochs : int
-        Passes over records, where the message decides them.
+    `training` returns what the party's training spends, which parties report; `reason` says why
+    nothing else protects the model.
     """
 
     def price() -> Price:

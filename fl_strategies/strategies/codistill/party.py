@@ -171,7 +171,7 @@ class CodistillParty(PartyRole):
             )
         terms = known[:first] + part_models(received)
         signs = [_read_sign(term) for term in terms]
-        models, errors = _receive_all(party, terms)
+        models, errors = receive_all(party, terms)
         ensemble = SignedEnsemble(
             list(models.values()),
             [signs[number] for number in models],
@@ -255,23 +255,13 @@ def _labels(party: Party) -> FloatArray:
 
 def _readable(party: Party, received: Knowledge) -> tuple[list[Learner], int]:
     """Return the received models that this agent can use, and how many it cannot."""
-    found: list[Learner] = []
-    relayed = part_models(received)
-    reason = ""
-    for part in relayed:
-        try:
-            model = receive_model(party, part)
-            outputs(model, party.rows_to_try(), party.task)
-        except Exception as error:  # a hostile model may make a learner raise anything
-            reason = describe(error)
-        else:
-            found.append(model)
-    if not found:
+    models, errors = receive_all(party, part_models(received), rows=party.rows_to_try())
+    if not models:
         raise KnowledgeMismatch(
             f"{party.owner}: a model to learn from must be one that this party "
-            f"can read, got none of {len(relayed)}: {reason}."
+            f"can read, got none of {len(errors)}: {describe(errors[-1])}."
         )
-    return found, len(relayed) - len(found)
+    return list(models.values()), len(errors)
 
 
 def _on_records(party: Party, model: Learner) -> FloatArray:
@@ -327,15 +317,21 @@ def charge_model(
     return price, ledger, privacy_metrics(party=unprotected(plan.reason), example=known)
 
 
-def _receive_all(
-    party: Party, terms: Sequence[Knowledge]
+def receive_all(
+    party: Party, parts: Sequence[Knowledge], *, rows: Array | None = None
 ) -> tuple[dict[int, Learner], list[Exception]]:
-    """Return the models that this party can rebuild, by number, and why not the others."""
+    """Return the models that this party can rebuild, by number, and why not the others.
+
+    With `rows`, they must also be able to score these.
+    """
     models: dict[int, Learner] = {}
     errors: list[Exception] = []
-    for number, term in enumerate(terms):
+    for number, part in enumerate(parts):
         try:
-            models[number] = receive_model(party, term)
+            model = receive_model(party, part)
+            if rows is not None:
+                outputs(model, rows, party.task)
+            models[number] = model
         except Exception as error:  # a hostile model may make a learner raise anything
             errors.append(error)
     return models, errors
