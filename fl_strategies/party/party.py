@@ -113,7 +113,9 @@ class RecordForm:
         rule = f"rows of shape {shape} like {self.others}"
         require_data(same, owner, name, rule, numbers.shape[1:])
         dtype = self._dtype(given)
-        if numbers.dtype == dtype and self._holds(numbers):
+        # NaN compares as false, so it is not within the bound.
+        inside = not numbers.size or -self.bound <= numbers.min() <= numbers.max() <= self.bound
+        if numbers.dtype == dtype and inside:
             return numbers
         gaps = self._has_gaps(owner, name, value, numbers)
         defaults = self._defaults(numbers.shape[1:]) if gaps else None
@@ -129,10 +131,6 @@ class RecordForm:
         if kind.kind != "f":
             return np.dtype(np.float32 if kind.itemsize <= 2 else np.float64)
         return np.dtype(np.float64) if kind.itemsize > 8 else kind.newbyteorder("=")
-
-    def _holds(self, x: Array) -> bool:
-        """Return whether all values are within the bound; NaN is not."""
-        return not x.size or (float(x.min()) >= -self.bound and float(x.max()) <= self.bound)
 
     def _defaults(self, shape: tuple[int, ...]) -> FloatArray:
         if self.public is None or not len(self.public):
@@ -306,18 +304,9 @@ def class_numbers(
 ) -> IntArray:
     """Return labels as class indices, and `NO_CLASS` for unknown ones.
 
-    Every label is read by itself. The class list alone decides the meaning of a number: a
-    name if all names are integers, otherwise an index.
-
-    Parameters
-    ----------
-    owner, name : str
-        Owner and name of the labels, for errors.
-    y : list, array, series or tensor
-    classes : sequence, optional
-        Names of all classes in the federation's order. Without it, labels are indices.
-    num_classes : int
-        Length of the class list.
+    Every label is read by itself. The class list (`classes`, in the federation's order) alone
+    decides the meaning of a number: a name if all names are integers, otherwise an index.
+    Without the list all labels are indices.
 
     Examples
     --------
@@ -505,16 +494,8 @@ def check_request(
 ) -> None:
     """Raise `RequestRefused` unless a party's policy allows what a message asks for.
 
-    Parameters
-    ----------
-    policy : PartyPolicy
-    plan : ReleasePlan
-    owner : str
-        Whose policy it is, for the error.
-    budgeted : bool
-        Whether the party has a limit on its epsilon, so that nothing may leave without noise.
-    releases : bool
-        Whether anything about records is to leave; if not, only strategy and work count.
+    From a party that is `budgeted`, with a limit on its epsilon, nothing may leave without
+    noise. If no message `releases` anything about records, only strategy and work count.
     """
 
     def allow(holds: bool, what: str, rule: str, got: object) -> None:

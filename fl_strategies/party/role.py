@@ -193,7 +193,7 @@ class PartyState:
         """Record a release, and return all releases of the run."""
         ledger = self.ledger(delta)
         ledger.charge_all(charges)
-        self.records[_SPENT] = ConfigRecord({"ledger": json.dumps(ledger.state_dict())})
+        self.records[_SPENT] = ConfigRecord({"ledger": ledger_to_text(ledger)})
         return ledger
 
 
@@ -629,19 +629,10 @@ def contrasted(
 
 
 def log_ratio_to_public(party: Party, views: Sequence[Array], seed: int) -> FloatArray:
-    """Return log p(x) / p_public(x) for every row of every view of the public rows.
+    """Return log p(x) / p_public(x) for every row of every view, (num_views * num_public,).
 
-    Parameters
-    ----------
-    party : Party
-    views : arrays like `party.public`
-        The public rows, perhaps changed by augmentation; row i of each is public row i.
-    seed : int
-
-    Returns
-    -------
-    log_ratio : (num_views * num_public,)
-        Cut at plus and minus 5.
+    Views are the public rows, perhaps changed by augmentation: row i of each is public row i.
+    Ratios are cut at plus and minus 5.
     """
     own = party.rng(seed, "contrast", 0).permutation(len(party.y))[:MAX_RECORDS]
     order = party.rng(seed, "contrast", 1).permutation(len(party.public))

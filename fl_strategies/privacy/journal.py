@@ -187,26 +187,15 @@ def _event_of(text: str) -> PrivacyEvent:
 
 @dataclass
 class Lines:
-    """The state after a sequence of sound lines.
-
-    Attributes
-    ----------
-    checksum : bytes
-        Of the last line, which the next one continues.
-    entries : list of JournalEntry
-    releases : dict of charges to int
-        Number of times each release was made, in the order of the first of its kind.
-    samples : list of (event, count)
-        Secret samples, in their order.
-    fingerprints : set of str
-    last : bytes
-        The last line.
-    """
+    """The state after a sequence of sound lines, of which `last` is the last."""
 
     checksum: bytes
+    """Of the last line, which the next one continues."""
     entries: list[JournalEntry] = field(default_factory=list)
     releases: dict[tuple[Entry, ...], int] = field(default_factory=dict)
+    """Number of times each release was made, in the order of the first of its kind."""
     samples: list[Entry] = field(default_factory=list)
+    """Secret samples, in their order."""
     fingerprints: set[str] = field(default_factory=set)
     last: bytes = b""
 

@@ -581,13 +581,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans of all strategies that protect a unit.
-
-    Parameters
-    ----------
-    facts : Facts
-    plans : tuple of Plan
-    """
+    """Plans of all strategies that protect a unit."""
 
     facts: Facts
     plans: tuple[Plan, ...]
