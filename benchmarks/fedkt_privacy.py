@@ -245,7 +245,10 @@ def own_epsilon(row: Row) -> float:
     """Return what the paper's noise and queries cost by our own accounting."""
     privacy = VotePrivacy(level="L2", noise="laplace", gamma=row.gamma)
     ledger = PrivacyLedger("example", delta=privacy.delta)
-    ledger.compose_all(privacy.for_examples(2, row.num_queries).charges(row.num_queries))
+    mechanism = privacy.mechanism(
+        unit="example", sensitivity=1, num_classes=2, num_queries=row.num_queries
+    )
+    ledger.compose_all(mechanism.charges(row.num_queries))
     return ledger.get_epsilon()
 
 

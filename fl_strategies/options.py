@@ -148,7 +148,7 @@ class Options:
                 kinds = {None, item.metadata["group"]}
             value = getattr(self, item.name)
             fits = not kinds or (None if value is None else type(value)) in kinds
-            require(fits, self._owner(), item.name, "one of its kinds", value)
+            self.require(item.name, fits, "one of its kinds")
 
     def _checked(self, item: "Field[Any]") -> object:
         value = getattr(self, item.name)
@@ -168,6 +168,10 @@ class Options:
         holds = all(_HOLDS[words](value, bound) for words, bound in bounds.items())
         require(holds, owner, name, _rule(bounds), value)
         return value
+
+    def require(self, name: str, holds: bool, rule: str) -> None:
+        """Raise `InvalidParameter` for a setting unless its rule holds."""
+        require(holds, self._owner(), name, rule, getattr(self, name))
 
     @classmethod
     def _owner(cls) -> str:

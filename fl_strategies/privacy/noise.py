@@ -198,13 +198,11 @@ class NoiseSpec(Options):
     def __post_init__(self) -> None:
         """Check that the scale is given exactly once, by the parameter of its kind of noise."""
         super().__post_init__()
-        owner = self._owner()
         right, wrong = ("sigma", "gamma") if self.is_gaussian else ("gamma", "sigma")
-        rule = f"omitted for {self.noise} noise"
-        require(getattr(self, wrong) is None, owner, wrong, rule, getattr(self, wrong))
-        given = [getattr(self, name) for name in (right, "target_epsilon")]
+        self.require(wrong, getattr(self, wrong) is None, f"omitted for {self.noise} noise")
+        given, name = [getattr(self, right), self.target_epsilon], f"{right} or target_epsilon"
         once = sum(value is not None for value in given) == 1
-        require(once, owner, f"{right} or target_epsilon", "given, one of the two", given)
+        require(once, self._owner(), name, "given, one of the two", given)
 
     @property
     def is_gaussian(self) -> bool:
@@ -426,13 +424,11 @@ class VotePrivacy(ReleaseSpec):
     def __post_init__(self) -> None:
         """Check the level, and that a threshold is given exactly where it is needed."""
         super().__post_init__()
-        known = self.level in ("L1", "L2")
-        require(known, "VotePrivacy", "level", "L1 or L2", self.level)
+        self.require("level", self.level in ("L1", "L2"), "L1 or L2")
+        confident = self.noise == "confident-gaussian"
+        rule = "given" if confident else f"omitted for {self.noise} noise"
         for name in ("threshold", "threshold_sigma"):
-            value, confident = getattr(self, name), self.noise == "confident-gaussian"
-            rule = "given" if confident else f"omitted for {self.noise} noise"
-            holds = (value is not None) == confident
-            require(holds, "VotePrivacy", name, rule, value)
+            self.require(name, (getattr(self, name) is not None) == confident, rule)
 
     def mechanism(
         self,
@@ -453,18 +449,6 @@ class VotePrivacy(ReleaseSpec):
         if self.target_epsilon is None:
             return self._with_scale(float(self.given_scale or 0), *kind)
         return _calibrated(self, kind, num_queries, tuple(besides))
-
-    def for_examples(
-        self, num_classes: int, num_labels: int, *, besides: Sequence[Entry] = ()
-    ) -> VoteMechanism:
-        """Return the noise of a party: an example moves the vote of one teacher."""
-        return self.mechanism(
-            unit="example",
-            sensitivity=1,
-            num_classes=num_classes,
-            num_queries=num_labels,
-            besides=besides,
-        )
 
     def _with_scale(
         self, scale: float, unit: Unit, sensitivity: float, num_classes: int

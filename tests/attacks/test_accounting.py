@@ -212,7 +212,9 @@ def test_calibrated_votes_keep_their_target(noise: Any, counted: bool) -> None:
     counts = LaplaceCounts(epsilon=0.5, l1_sensitivity=2.0).charges() if counted else ()
     for target in (1.3, 6.0):
         privacy = VotePrivacy(level="L2", noise=noise, target_epsilon=target, **confident)
-        mechanism = privacy.for_examples(6, 50, besides=counts)
+        mechanism = privacy.mechanism(
+            unit="example", sensitivity=1, num_classes=6, num_queries=50, besides=counts
+        )
         for charges in ([*counts, *mechanism.charges(50)], [*mechanism.charges(50), *counts]):
             ledger = PrivacyLedger("example", max_epsilon=target)
             ledger.charge_all(charges)

@@ -175,21 +175,17 @@ class FedKDOptions(Options):
         """Check what goes together."""
         super().__post_init__()
         fits = self.consensus == "mean" or (self.weights == "uniform" and self.privacy is None)
-        rule = "mean unless weights are uniform, without noise"
-        require(fits, "FedKD", "consensus", rule, self.consensus)
+        self.require("consensus", fits, "mean unless weights are uniform, without noise")
         if self.sends_evidence:
             rule = "'uniform' or 'noisy-counts' with noise at the server, made for logits"
-            require(self.privacy is None, "FedKD", "weights", rule, self.weights)
+            self.require("weights", self.privacy is None, rule)
             rule = "'clip' with evidence, which has a bound of its own"
-            require(self.scale == "clip", "FedKD", "scale", rule, self.scale)
-        fits, rule = (
-            self.loss == "kl" or self.temperature is None,
-            "omitted unless loss is 'kl'",
-        )
-        require(fits, "FedKD", "temperature", rule, self.temperature)
+            self.require("scale", self.scale == "clip", rule)
+        fits = self.loss == "kl" or self.temperature is None
+        self.require("temperature", fits, "omitted unless loss is 'kl'")
         target = self.privacy.target_epsilon if self.privacy else None
         left = not self.counts_noisily or target is None or self.count_epsilon < target
-        require(left, "FedKD", "count_epsilon", "below target_epsilon", self.count_epsilon)
+        self.require("count_epsilon", left, "below target_epsilon")
 
     @property
     def sends_evidence(self) -> bool:

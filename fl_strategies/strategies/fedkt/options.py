@@ -13,7 +13,6 @@ from typing import ClassVar, Final, Literal, TypeAlias
 import numpy as np
 
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.errors import require
 from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option, variants
 from fl_strategies.party.role import teacher_charges
@@ -210,24 +209,22 @@ class FedKTOptions(Options):
         super().__post_init__()
         level, weights, trimmed = self.level, self.weights, self.trim_fraction
         rule = "0 at L1, where whether a party's votes count must not depend on other parties"
-        require(level != "L1" or not trimmed, "FedKT", "trim_fraction", rule, trimmed)
-        fits, rule = weights in WEIGHTS_AT[level], WEIGHT_RULES[level]
-        require(fits, "FedKT", "vote_weights", rule, self.vote_weights)
+        self.require("trim_fraction", level != "L1" or not trimmed, rule)
+        self.require("vote_weights", weights in WEIGHTS_AT[level], WEIGHT_RULES[level])
         alone = weights == "none" and not trimmed
         rule = "true for votes that are weighted or trimmed"
-        require(self.consistent or alone, "FedKT", "consistent", rule, self.consistent)
+        self.require("consistent", self.consistent or alone, rule)
         shared = weights != "none" or self.class_share in ("auto", "none")
-        rule = "auto or none unless votes are weighted"
-        require(shared, "FedKT", "class_share", rule, self.class_share)
+        self.require("class_share", shared, "auto or none unless votes are weighted")
         scored = self.exchange != "scores" or (level, weights) == ("L2", "noisy-counts")
         rule = "votes or models unless noisy counts weigh votes at L2"
-        require(scored, "FedKT", "exchange", rule, self.exchange)
-        if self.weights == "noisy-counts":
+        self.require("exchange", scored, rule)
+        if weights == "noisy-counts":
             self.count_noise()
             target = self.privacy.target_epsilon if self.privacy else None
             epsilon = self.count_epsilon
             left = target is None or epsilon is None or epsilon < target
-            require(left, "FedKT", "count_epsilon", "below target_epsilon", epsilon)
+            self.require("count_epsilon", left, "below target_epsilon")
 
     @property
     def level(self) -> str:
@@ -238,6 +235,11 @@ class FedKTOptions(Options):
     def weights(self) -> VoteWeights:
         """The weights of votes that are meant."""
         return WEIGHTS_AT[self.level][0] if self.vote_weights == "auto" else self.vote_weights
+
+    @property
+    def server_privacy(self) -> VotePrivacy | None:
+        """The noise that the server adds to all parties' votes."""
+        return self.privacy if self.level == "L1" else None
 
     @property
     def party_privacy(self) -> VotePrivacy | None:
@@ -275,18 +277,17 @@ class FedKTOptions(Options):
     def mechanism(
         self, privacy: VotePrivacy, num_classes: int, num_queries: int
     ) -> VoteMechanism:
-        """Return the server's noise at L1; that of every party at L2, with its counts' cost."""
-        if privacy.level == "L1":
-            return privacy.mechanism(
-                unit="party",
-                sensitivity=self.num_splits,
-                num_classes=num_classes,
-                num_queries=num_queries,
-            )
-        return privacy.for_examples(
-            num_classes,
-            self.num_splits * num_queries,
-            besides=self.count_charges(num_classes, seeded=False),
+        """Return the server's noise at L1; that of every party at L2, with its counts' cost.
+
+        A party moves a vote of each partition, an example that of one teacher.
+        """
+        at_server = privacy.level == "L1"
+        return privacy.mechanism(
+            unit="party" if at_server else "example",
+            sensitivity=self.num_splits if at_server else 1,
+            num_classes=num_classes,
+            num_queries=num_queries if at_server else self.num_splits * num_queries,
+            besides=() if at_server else self.count_charges(num_classes, seeded=False),
         )
 
 

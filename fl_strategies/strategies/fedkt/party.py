@@ -192,14 +192,14 @@ class _Work:
 
     def __init__(self, party: Party, options: FedKTOptions, price: Price, seed: int) -> None:
         self.party, self.options, self.price, self.seed = party, options, price, seed
-        facts, privacy = _facts(party), options.party_privacy
+        facts = _facts(party)
         self.num_teachers = num_teachers(options, facts)
         asked = options.num_teachers or 1
         self.num_missing = options.num_splits * (asked - self.num_teachers)
         # Whether anybody is promised anything, so that the party must not fail.
         self.promised = options.level != "L0" or is_promise(price.record)
         self.rows, self.mechanism = np.arange(facts.num_public), None
-        if privacy is not None:
+        if privacy := options.party_privacy:
             self.rows = choose_queries(facts.num_public, num_queries(options, facts), seed)
             self.mechanism = options.mechanism(privacy, party.num_classes, len(self.rows))
 

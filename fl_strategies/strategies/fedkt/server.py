@@ -236,8 +236,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         options = replace(options, num_queries=queries, vote_weights=options.weights)
         if options.num_teachers is not None:
             return options
-        privacy, teachers = options.party_privacy, 1
-        if privacy is not None:
+        teachers = 1
+        if privacy := options.party_privacy:
             teachers = teachers_for(options.mechanism(privacy, self.num_classes, queries).scale)
         return replace(options, num_teachers=teachers)
 
@@ -377,8 +377,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
 
     def _label(self) -> tuple[IntArray, IntArray, Metrics]:
         """Return the rows that get a label, their labels and what that costs."""
-        privacy, counts, pool = self.options.privacy, self._votes.counts, self._pool
-        if privacy is not None and privacy.level == "L1":
+        counts, pool = self._votes.counts, self._pool
+        if privacy := self.options.server_privacy:
             return self._label_with_noise(counts, privacy)
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
         rows = np.flatnonzero(counts.any(axis=1))

@@ -86,15 +86,7 @@ def public_rows(seed: int, server_round: int, num_rows: int, num_public: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """How answers travel: labels packed into bits, scores as float32.
-
-    Parameters
-    ----------
-    payload : "logits", "softmax" or "argmax"
-    num_rows, num_classes : int
-    low, high : float
-        Between which scores lie.
-    """
+    """How answers travel: labels packed into bits, scores from `low` to `high` as float32."""
 
     payload: Payload
     num_rows: int
@@ -314,8 +306,7 @@ class LocalNoise(NoiseSpec):
         """Check that rounds are planned only for a target."""
         super().__post_init__()
         fits = self.num_rounds_planned is None or self.target_epsilon is not None
-        rule = "omitted without target_epsilon"
-        require(fits, "FedMD", "num_rounds_planned", rule, self.num_rounds_planned)
+        self.require("num_rounds_planned", fits, "omitted without target_epsilon")
 
     @property
     def is_gaussian(self) -> bool:
@@ -425,14 +416,14 @@ class FedMDOptions(Options):
     def __post_init__(self) -> None:
         """Check what goes together."""
         super().__post_init__()
-        fits = self.payload != "argmax" or self.consensus not in ROBUST_RULES
+        fits = not self.sends_labels or self.consensus not in ROBUST_RULES
         rule = "mean or class-weighted for labels, whose majority is robust by itself"
-        require(fits, "FedMD", "consensus", rule, self.consensus)
+        self.require("consensus", fits, rule)
         if isinstance(self.release, LocalNoise):
             decided = replace(self.release, noise=self.release.kind_for(self.payload))
             object.__setattr__(self, "release", decided)
             rule = "another one for release='ldp', which does not hide class counts"
-            require(not self.sends_counts, "FedMD", "consensus", rule, self.consensus)
+            self.require("consensus", not self.sends_counts, rule)
             clipped = self.payload == "logits"
             rule = "given for noisy logits" if clipped else "omitted unless logits get noise"
             norm = self.release.clipping_norm
@@ -644,16 +635,9 @@ def release_plan(
 ) -> ReleasePlan:
     """Return what one round releases.
 
-    Parameters
-    ----------
-    strategy : str
-    settings, facts
-    asked : FedMDOptions, optional
-        The options before they were settled, for advice.
-    server_round : int
-    training : charges
-        What the party's learner spends in this round by itself. A secret sample is charged
-        when it is drawn, once for all rounds, and so has no price here.
+    `asked` are the options before they were settled, for advice; `training` is what the
+    party's learner spends in this round by itself. A secret sample is charged when it is drawn,
+    once for all rounds, and so has no price here.
     """
     options = settings.options
     release = options.release
