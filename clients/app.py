@@ -18,14 +18,13 @@ leaves the party as one bit, and only if the party says so.
 """
 
 import hashlib
-import inspect
 import logging
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -587,7 +586,7 @@ def party_loader(load_data: LoadData, **party: Any) -> Callable[[Context], Party
     Party(partition_id=3, learner_name='learner', task='single-label', num_classes=2, \
 x=(6, 1) float64, y=(6,) int64, public=(0, 1) float64, x_test=(2, 1) float64, y_test=(2,) int64)
     """
-    known = [*inspect.signature(Party.__init__).parameters]
+    known = [*(field.name for field in fields(Party)), "classes"]
     for name in party:
         require_argument(PARTY_LOADER, name, known)
 

@@ -15,6 +15,7 @@ from simulations.data.texts import MAX_TOKENS, PADDING
 try:
     import torch
     from torch import Tensor, nn
+    from torch.func import functional_call
 except ImportError as error:
     raise MissingExtra("networks", "torch", "torch") from error
 
@@ -231,24 +232,15 @@ def _channels(owner: str, row_shape: Shape) -> int:
 
 
 @torch.no_grad()
-def _num_outputs(owner: str, features: nn.Sequential, row_shape: Shape) -> int:
-    """Return how many numbers layers make of an image; one channel of it is tried.
-
-    Convolutions move over an image as pools do, and all their channels alike, so that a wide
-    one takes no more memory here than a narrow one.
-    """
-    channels, image = row_shape[0], torch.zeros(1, 1, *row_shape[1:], device="cpu")
+def _num_outputs(owner: str, features: nn.Module, row_shape: Shape) -> int:
+    """Return how many numbers layers make of an image, by their shapes alone."""
+    shapes = {name: value.to("meta") for name, value in features.state_dict().items()}
     try:
-        for layer in features:
-            moving = layer
-            if isinstance(layer, nn.Conv2d):
-                channels = layer.out_channels
-                moving = nn.AvgPool2d(layer.kernel_size, layer.stride, layer.padding)  # type: ignore[arg-type]
-            if isinstance(moving, nn.AvgPool2d | nn.MaxPool2d | nn.ReplicationPad2d):
-                image = moving(image)
+        # One image has no deviation that batch normalisation could learn.
+        image = torch.empty(1, *row_shape, device="meta")
+        length = int(functional_call(features.eval(), shapes, (image,)).numel())
     except RuntimeError:
-        image = torch.empty(0)
-    require(
-        image.numel() > 0, owner, "a row", "an image large enough for all layers", row_shape
-    )
-    return channels * image.numel()
+        length = 0
+    require(length > 0, owner, "a row", "an image large enough for all layers", row_shape)
+    features.train()
+    return length
