@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 
 from clients import client_app
 from fl_strategies import REGISTRY, KnowledgeStrategy, Party
-from fl_strategies._compat import assign_message_id
+from fl_strategies._compat import assign_message_id, records_to_bytes
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid
@@ -61,21 +61,6 @@ class MortalGrid(InMemoryGrid):
         return [reply for number in ids for reply in self.pull_messages([number])]
 
 
-class ChangingGrid(InMemoryGrid):
-    """Lets a test change the replies that come at a time before a server has them."""
-
-    def __init__(
-        self, app: ClientApp, num_parties: int, change: Callable[[list[Message]], object]
-    ) -> None:
-        super().__init__(app, num_parties)
-        self._change = change
-
-    def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
-        replies = super().send_and_receive(*args, **options)
-        self._change(replies)
-        return replies
-
-
 @contextmanager
 def benchmark(name: str) -> Iterator[ModuleType]:
     """Import a benchmark of this checkout: other packages of that name may be installed."""
@@ -97,6 +82,12 @@ def benchmark_file(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def forget(grid: InMemoryGrid, *nodes: int) -> None:
+    """Let these nodes, or all, start again without their state."""
+    for node in nodes or [*grid._nodes]:
+        grid._nodes[node] = replace(grid._nodes[node], state=records_to_bytes(RecordDict()))
 
 
 def question(config: Mapping[str, Any], kind: str = "train") -> Message:

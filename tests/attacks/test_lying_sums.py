@@ -22,11 +22,11 @@ from fl_strategies.strategies.sums.histogram import Cells, plausible_counts
 from fl_strategies.strategies.sums.regression import FARTHEST, Components, Ellipsoid
 from fl_strategies.strategies.sums.summary import PartySums
 from fl_strategies.wire import keys
-from tests.kept import ChangingGrid
 from tests.toys import (
     PUBLIC,
     TEST,
     CentroidLearner,
+    EditedGrid,
     accuracy,
     common_options,
     load_toy_party,
@@ -57,7 +57,7 @@ def federation(kind: Any, level: str, **changes: Any) -> Any:
 def run(strategy: Any, lie: Lie, liars: int = 1) -> dict[str, Any]:
     """Return the metrics of a run in which the first parties send something else."""
 
-    def change(replies: list[Message]) -> None:
+    def change(_: int, replies: list[Message]) -> None:
         for content in (reply.content for reply in replies):
             meta = content.config_records[keys.META]
             if meta[keys.KIND] == "sums" and int(meta[keys.PARTITION_ID]) < liars:  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def run(strategy: Any, lie: Lie, liars: int = 1) -> dict[str, Any]:
                 inside = np.clip(sent, -(2**31) + 1, 2**31 - 1).astype(np.int32)
                 content["arrays"] = ArrayRecord({"sums": FlowerArray(inside)})
 
-    grid = ChangingGrid(client_app(load_toy_party), NUM_PARTIES, change)
+    grid = EditedGrid(client_app(load_toy_party), NUM_PARTIES, change)
     result = strategy.start(grid, ArrayRecord(), num_rounds=1)
     return dict(result.train_metrics_clientapp.get(1, {}))
 

@@ -29,8 +29,15 @@ from fl_strategies.strategies.codistill.options import MODEL, MODELS, NUM_MODELS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
 from simulations.runtime.local import InMemoryGrid
-from tests.kept import ChangingGrid
-from tests.toys import NUM_CLASSES, PUBLIC, CentroidLearner, blobs, loading, toy_party
+from tests.toys import (
+    NUM_CLASSES,
+    PUBLIC,
+    CentroidLearner,
+    EditedGrid,
+    blobs,
+    loading,
+    toy_party,
+)
 
 SCHEMES: dict[str, type[Codistillation]] = {"akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD}
 FIRST_NODE = 1000
@@ -60,7 +67,7 @@ def hostile_grid(
 ) -> InMemoryGrid:
     """Return three agents of which the first sends another model than it has trained."""
 
-    def change(replies: list[Message]) -> None:
+    def change(_: int, replies: list[Message]) -> None:
         for content in (reply.content for reply in replies if reply.has_content()):
             meta = content.config_records[keys.META]
             if meta[keys.PARTITION_ID] == ATTACKER and meta[keys.KIND] == MODEL:
@@ -69,7 +76,7 @@ def hostile_grid(
                     content[keys.ARRAYS] = encode_arrays(arrays)
 
     app = client_app(loading(agent), roles=dict.fromkeys(SCHEMES, CodistillParty()))
-    return ChangingGrid(app, 3, change)
+    return EditedGrid(app, 3, change)
 
 
 def trained(learner: Any, num_rows: int, width: int) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Scalar
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.fuzz.federations import network
+from tests.kept import forget
 from tests.toys import (
     TEST,
     CentroidLearner,
@@ -201,8 +202,7 @@ class Amnesic(InMemoryGrid):
     """Nodes that lose their memory before every message."""
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        fresh = InMemoryGrid(self.client_app, NUM_PARTIES)._nodes
-        self._nodes = {i: replace(n, state=fresh[i].state) for i, n in self._nodes.items()}
+        forget(self)
         return super().push_messages(messages)
 
 

@@ -336,13 +336,9 @@ def test_samples_without_replacement(capsys: Captured) -> None:
 
     assert answer["epsilon"] == pytest.approx(0.109961, abs=1e-6)
     assert answer["delta"] == answer["tight"]["delta"] == 300 / 2880
+    assert "samples must be at most 5" in refuse(capsys, "nfdp --records 5 --samples 6")
     for more in ([], ["--with-replacement"]):
         assert "warning" not in ask(capsys, "nfdp --records 3 --samples 1", *more)
-
-
-def test_more_samples_than_records_are_refused(capsys: Captured) -> None:
-    """Without replacement there are only so many records to draw."""
-    assert "samples must be at most 5" in refuse(capsys, "nfdp --records 5 --samples 6")
 
 
 def test_dpsgd_matches_its_reference(capsys: Captured) -> None:

@@ -26,11 +26,12 @@ from fl_strategies.strategies.codistill.options import join_models
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from simulations.runtime.local import InMemoryGrid, run_local
-from tests.kept import ChangingGrid, journal_of
+from tests.kept import journal_of
 from tests.toys import (
     PUBLIC,
     TEST,
     CentroidLearner,
+    EditedGrid,
     common_options,
     load_toy_party,
     toy_fedkt,
@@ -316,12 +317,12 @@ class Keeping(FedKT):
 def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
     """A party may report 1 where others report 0.9, or more than a float can hold."""
 
-    def boast(replies: list[Message]) -> None:
+    def boast(_: int, replies: list[Message]) -> None:
         for reply in replies[1:2]:
             reply.content.metric_records[keys.METRICS][keys.ACCURACY] = told
 
     strategy = Keeping.from_settings(**common_options(), num_teachers=2)
-    grid = ChangingGrid(APP, 4, boast)
+    grid = EditedGrid(APP, 4, boast)
 
     result = strategy.start(grid, ArrayRecord(), num_rounds=1)
 

@@ -12,8 +12,8 @@ from clients.app import client_app
 from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
-from tests.kept import NUM_PARTIES, ChangingGrid, Killed, MortalGrid, build, start
-from tests.toys import load_toy_party, load_with, toy_fedkt, without_records
+from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
+from tests.toys import EditedGrid, load_toy_party, load_with, toy_fedkt, without_records
 
 APP = client_app(load_toy_party)
 Told = list[tuple[int, dict[str, float]]]
@@ -103,12 +103,12 @@ def test_what_nobody_knows_is_not_told() -> None:
     """An accuracy that is NaN has no name, and an epsilon that promises nothing is infinite."""
     told: Told = []
 
-    def add_unknown(replies: list[Message]) -> None:
+    def add_unknown(_: int, replies: list[Message]) -> None:
         for reply in replies:
             reply.content.metric_records[keys.METRICS]["mood"] = math.nan
 
     strategy = toy_fedkt(on_round=lambda *round_: told.append(round_))
-    result = strategy.start(ChangingGrid(APP, 4, add_unknown), ArrayRecord(), num_rounds=1)
+    result = strategy.start(EditedGrid(APP, 4, add_unknown), ArrayRecord(), num_rounds=1)
 
     assert math.isnan(result.train_metrics_clientapp[1]["mood"])  # type: ignore[arg-type]
     assert "train/mood" not in told[0][1]

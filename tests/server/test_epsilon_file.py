@@ -13,8 +13,8 @@ from fl_strategies import KnowledgeStrategy, write_epsilon_csv
 from fl_strategies.errors import RunFailed
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
-from tests.kept import NUM_PARTIES, ChangingGrid, Killed, MortalGrid, build, start
-from tests.toys import load_toy_party, toy_fedkt
+from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
+from tests.toys import EditedGrid, load_toy_party, toy_fedkt
 
 APP = client_app(load_toy_party)
 LOCAL_NOISE = {"release": "ldp", "target_epsilon": 30.0, "num_rounds_planned": 3}
@@ -92,13 +92,13 @@ def test_a_trusted_server_promises_what_parties_cannot(tmp_path: Path) -> None:
 
 
 def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> None:
-    def conceal(replies: list[Message]) -> None:
+    def conceal(_: int, replies: list[Message]) -> None:
         for reply in replies[:1]:
             for name in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE):
                 reply.content.metric_records[keys.METRICS].pop(name, None)
 
     strategy = local_noise()
-    strategy.start(ChangingGrid(APP, 4, conceal), ArrayRecord(), num_rounds=1)
+    strategy.start(EditedGrid(APP, 4, conceal), ArrayRecord(), num_rounds=1)
 
     told = {
         line["party"]: (line["epsilon-unbounded"], line["delta"])
@@ -111,12 +111,12 @@ def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> Non
 
 
 def test_a_failed_run_shows_what_was_spent_all_the_same(tmp_path: Path) -> None:
-    def lose(replies: list[Message]) -> None:
+    def lose(_: int, replies: list[Message]) -> None:
         del replies[1:]
 
     strategy = local_noise()
     with pytest.raises(RunFailed):
-        strategy.start(ChangingGrid(APP, 4, lose), ArrayRecord(), num_rounds=1)
+        strategy.start(EditedGrid(APP, 4, lose), ArrayRecord(), num_rounds=1)
 
     lines = lines_of(strategy, tmp_path)
     assert [line["party"] for line in lines] == ["0", "0"]

@@ -45,7 +45,7 @@ from tests.closed_forms import (
     linear_kernel,
     rbf_kernel,
 )
-from tests.kept import journal_of, with_journal
+from tests.kept import forget, journal_of, with_journal
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -1117,13 +1117,6 @@ def test_an_agent_that_returns_as_another_node_pays_for_both() -> None:
     assert not strategy.rejected_
     assert strategy.state.ledgers[1][1].entries[0][1] == 3
     assert strategy.parties_[1].train[keys.NUM_RELEASES] == 1
-
-
-def forget(grid: InMemoryGrid) -> None:
-    """Let all nodes start again without their state, as they were before the first round."""
-    fresh = InMemoryGrid(client_app(load_ridge, roles=ROLES), len(grid._nodes))
-    for node, new in fresh._nodes.items():
-        grid._nodes[node] = replace(grid._nodes[node], state=new.state)
 
 
 def test_an_agent_that_lost_its_state_pays_for_both() -> None:

@@ -37,7 +37,7 @@ from fl_strategies.strategies.fedmd.options import (
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState, spent_metrics
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels
-from tests.kept import with_journal
+from tests.kept import forget, with_journal
 from tests.strategies.test_fedmd import (
     Federation,
     Refitted,
@@ -293,16 +293,11 @@ def test_the_server_states_the_party_with_fewest_records() -> None:
     assert result.train_metrics_clientapp[2]["epsilon-theorem"] == largest
 
 
-class Forgetful(Federation):
-    """A federation in which parties lose their memory between two runs of one round."""
-
-    def run_twice(self, strategy: FedMD, forgetful: slice) -> Result:
-        empty = [node.state for node in self.grid._nodes.values()]
-        self.run(strategy)
-        nodes = list(self.grid._nodes.items())
-        for (name, node), state in zip(nodes[forgetful], empty, strict=False):
-            self.grid._nodes[name] = replace(node, state=state)
-        return self.run(strategy)
+def run_twice(federation: Federation, strategy: FedMD, num_forgetful: int) -> Result:
+    """Let some parties lose their memory between two runs of one round."""
+    federation.run(strategy)
+    forget(federation.grid, *[*federation.grid._nodes][:num_forgetful])
+    return federation.run(strategy)
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -312,7 +307,7 @@ def test_a_party_that_forgets_its_sample_is_charged_for_two(
     """The server composes both, states the worst party, and says what would help."""
     strategy = linear_fedmd(**NFDP, with_replacement=replacement)
     with caplog.at_level("WARNING", logger="flwr.fl_strategies"):
-        result = Forgetful().run_twice(strategy, slice(1))
+        result = run_twice(Federation(), strategy, 1)
 
     sample = SubsampleEvent(records=40, samples=10, replacement=replacement)
     both = nfdp_tight(40, 10, replacement=replacement, runs=2).delta
@@ -334,7 +329,7 @@ def test_a_journal_and_a_seed_give_the_same_sample_again(tmp_path: Path) -> None
 
     for make_party, seeded in ((kept, False), (linear_party, True)):
         strategy = linear_fedmd(**NFDP, seeded_noise=seeded)
-        Forgetful(make_party).run_twice(strategy, slice(4))
+        run_twice(Federation(make_party), strategy, 4)
         ((event, count),) = strategy.ledger_.entries
 
         assert count == 1

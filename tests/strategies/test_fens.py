@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from scipy.special import log_softmax
 
 from clients import client_app
 from fl_strategies import FENS, FENSOptions, FENSParty, Party
-from fl_strategies._compat import records_to_bytes
 from fl_strategies._util import FloatArray, IntArray
 from fl_strategies.aggregation.ensembles import (
     HIDDEN,
@@ -30,6 +29,7 @@ from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.strategies.fens import held_back
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
+from tests.kept import forget
 from tests.toys import (
     TEST,
     CentroidLearner,
@@ -183,8 +183,7 @@ class CountingGrid(InMemoryGrid):
         arrays = [m.content.array_records.get(keys.ARRAYS, {}) for m in whole]
         self.sent.append(max(len(record) for record in arrays))
         if len(self.sent) == self.forgets:
-            empty = records_to_bytes(RecordDict())
-            self._nodes[1002] = replace(self._nodes[1002], state=empty)
+            forget(self, 1002)
         return super().send_and_receive(whole, **rest)
 
 

@@ -539,16 +539,11 @@ def test_settings_are_those_of_flowers_class(name: str) -> None:
     assert kind.options_type.settings().keys() == {"local-epochs", "restrain"} | renamed
 
 
-def test_options_reach_other_processes() -> None:
-    """Their classes are made, not written."""
-    kind = find_algorithm("flower:FedProx").strategy.options_type
-    chosen = kind.from_config({"proximal-mu": 0.3, "local-epochs": 2})
-
-    assert pickle.loads(pickle.dumps(chosen)) == chosen  # noqa: S301 - our own bytes
-
-
 def test_a_setting_reaches_flowers_class() -> None:
-    """FedProx's strength travels to the parties; the trimmed share has a name of its own."""
+    """FedProx's strength travels to the parties; the trimmed share has a name of its own.
+
+    Options reach other processes, though their classes are made, not written.
+    """
 
     def made(name: str, **settings: Any) -> Any:
         return find_algorithm(name).strategy.from_settings(**options(**settings))
@@ -558,6 +553,9 @@ def test_a_setting_reaches_flowers_class() -> None:
 
     assert prox._flower.proximal_mu == prox.party_config()["proximal-mu"] == 0.7
     assert trimmed._flower.beta == 0.3
+    kind = find_algorithm("flower:FedProx").strategy.options_type
+    chosen = kind.from_config({"proximal-mu": 0.3, "local-epochs": 2})
+    assert pickle.loads(pickle.dumps(chosen)) == chosen  # noqa: S301 - our own bytes
 
 
 class Late(CentroidLearner):
