@@ -157,34 +157,38 @@ def test_limits_take_rows_at_random_with_their_labels() -> None:
     assert np.array_equal(some.x_test, whole.x_test)
 
 
-@pytest.mark.parametrize("name", ["num_train", "num_public", "num_test"])
-def test_a_negative_limit_is_refused(name: str) -> None:
-    """The sentence names the setting."""
-    message = rf"{name.replace('_', '-')} must be at least 0 \(0: all\), got -1"
-    with pytest.raises(InvalidParameter, match=message):
-        load("digits", **{name: -1})
+OTHER_IMAGES = "public must be empty, or with data one of mnist, .*, got"
+KNOWN = r"digits, .*, mnist, .*, or a file \(.npz, .csv"
 
 
 @pytest.mark.parametrize(
-    ("name", "public", "message"),
+    ("name", "options", "message"),
     [
-        ("digits", "mnist", "public must be empty, or with data one of mnist, .*, got 'mnist'"),
+        ("digits", {"num_train": -1}, r"num-train must be at least 0 \(0: all\), got -1"),
+        ("digits", {"num_public": -1}, r"num-public must be at least 0 \(0: all\), got -1"),
+        ("digits", {"num_test": -1}, r"num-test must be at least 0 \(0: all\), got -1"),
+        *((name, {}, KNOWN) for name in ("imagenet", "", "rows.feather", "Digits")),
+        # Tables and texts have none, and private images may not return as public ones.
+        ("digits", {"public": "mnist"}, f"{OTHER_IMAGES} 'mnist'"),
+        ("mnist", {"public": "digits"}, f"{OTHER_IMAGES} 'digits'"),
+        ("sst2", {"public": "ag-news"}, OTHER_IMAGES),
         (
             "mnist",
-            "digits",
-            "public must be empty, or with data one of mnist, .*, got 'digits'",
+            {"public": "mnist"},
+            "public must be of another file than mnist, got 'mnist'",
         ),
-        ("sst2", "ag-news", "public must be empty, or with data one of mnist"),
-        ("mnist", "mnist", "public must be of another file than mnist, got 'mnist'"),
-        ("cifar100-fedmd", "cifar100", "public must be of another file than cifar100-fedmd"),
+        ("cifar100-fedmd", {"public": "cifar100"}, "of another file than cifar100-fedmd"),
+        # A mistyped folder is an error, not a download.
+        ("adult", {"data_dir": "/no/where"}, "data-dir must be a folder that exists"),
+        ("no/where.csv", {}, r"must be a file that exists, got 'no/where.c"),
     ],
 )
-def test_public_rows_of_another_set_must_be_other_images(
-    name: str, public: str, message: str
+def test_what_cannot_be_loaded_is_named(
+    name: str, options: dict[str, Any], message: str
 ) -> None:
-    """Tables and texts have none, and private images may not return as public ones."""
+    """Limits, names, public sets, folders and files: the answer repeats what was asked for."""
     with pytest.raises(InvalidParameter, match=message):
-        load(name, public=public)
+        load(name, **options)
 
 
 @pytest.mark.parametrize("name", ["mnist", "digits"])
@@ -198,22 +202,7 @@ def test_joint_classes_need_another_set(name: str) -> None:
     assert Settings.of(data="emnist-letters", public="mnist", joint_classes=True).joint_classes
 
 
-@pytest.mark.parametrize("name", ["imagenet", "", "rows.feather", "Digits"])
-def test_an_unknown_name_lists_the_known(name: str) -> None:
-    """The answer names all data sets and the file endings."""
-    with pytest.raises(
-        InvalidParameter, match=r"digits, .*, mnist, .*, or a file \(.npz, .csv"
-    ):
-        load(name)
-
-
 # Local folder
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """A mistyped folder is an error, not a download."""
-    with pytest.raises(InvalidParameter, match="data-dir must be a folder that exists"):
-        load("adult", data_dir=str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(

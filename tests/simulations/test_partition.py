@@ -112,12 +112,6 @@ def test_classes_without_rows_are_skipped(scheme: str) -> None:
     assert sum(sizes(deal(np.repeat([0, 4], 100), 3, scheme, num_classes=6))) == 200
 
 
-def test_too_few_rows_for_the_minimum_is_said_before_any_draw() -> None:
-    """The error names both settings and the rows there are."""
-    with pytest.raises(InvalidParameter, match=r"at most 30, the rows there are, got 4 x 10"):
-        deal(labels(30, 2), 4)
-
-
 def test_a_minimum_that_no_draw_meets_ends_in_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,6 +194,7 @@ def test_parties_with_the_same_class_share_its_rows_evenly() -> None:
     [
         ({"scheme": "random"}, r"scheme must be one of dirichlet, iid, .*, got 'random'"),
         ({"num_parties": 0}, r"num-parties must be at least 1, got 0"),
+        ({"num_parties": 31}, r"at most 300, the rows there are, got 31 x 10"),
         ({"beta": 0.0}, r"beta must be greater than 0, got 0.0"),
         (
             {"scheme": "by-label", "min_records": 59},
