@@ -20,7 +20,6 @@ from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, RunFa
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.mechanisms import GaussianSums, Release
-from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, SumParty
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
@@ -32,7 +31,10 @@ from tests.kept import Killed, MortalGrid, journal_of
 from tests.toys import PUBLIC, common_options, load_toy_party, load_with, toy_party
 
 BOTH = [FedHistogram, FedRegression]
-ROLES = {"cells": HISTOGRAM_PARTY, "components": REGRESSION_PARTY}
+ROLES = {
+    "cells": REGISTRY["fedhistogram"].party,
+    "components": REGISTRY["fedregression"].party,
+}
 SENT: dict[str, dict[str, Array]] = {
     "cells": Cells.of_rows(PUBLIC, 6, 2, np.random.default_rng(0)).to_arrays(),
     "components": Components.of_rows(PUBLIC, 2).to_arrays(),
@@ -63,7 +65,7 @@ def answer(
 
 # A hostile server: what it sends.
 
-WRONG = [
+TURNS = [
     *(np.full((2, 2), value, np.float32) for value in (np.nan, np.inf)),
     *(np.full((2, 2), value) for value in (5e-324, 1e300)),
     *(np.ones((2, 2), kind) for kind in (np.float16, np.longdouble, np.complex64, ">f4")),
@@ -71,17 +73,39 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("kind", ROLES)
-@pytest.mark.parametrize("turn", WRONG, ids=lambda a: f"{a.dtype} {a.shape}")
+WRONG = [
+    *({"turn": turn} for turn in TURNS),
+    {"mean": np.zeros(3, np.float32)},
+    {"turn": np.zeros((2, 2**12 + 1), np.float32)},
+    {"turn": np.zeros((2, 2), np.int32)},
+    {"more": np.zeros(1, np.float32)},
+]
+CENTRES = [
+    *((0, 6, 2), (1, 0, 2), (1, 2**16 + 1, 2), (65, 6, 2), (6, 2), ()),
+    *(np.full((1, 6, 2), np.nan, np.float32), np.zeros((1, 6, 2), np.int64)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *((kind, change) for kind in ROLES for change in WRONG),
+        *(
+            ("cells", {"centres": c if isinstance(c, np.ndarray) else np.zeros(c, np.float32)})
+            for c in CENTRES
+        ),
+    ],
+    ids=str,
+)
 def test_other_arrays_are_refused_before_anything_is_paid(
-    kind: str, turn: Array, tmp_path: Path
+    kind: str, change: dict[str, Array], tmp_path: Path
 ) -> None:
     """Also those that are as wide as each other, but wider than rows are."""
     party = toy_party(0)
     journal = journal_of(party, tmp_path)
-    sent = {**SENT[kind], "turn": turn}
-    if kind == "cells" and turn.ndim == 2:
-        sent["centres"] = np.ones((1, 3, turn.shape[1]), np.float32)
+    sent = {**SENT[kind], **change}
+    if kind == "cells" and "turn" in change and change["turn"].ndim == 2:
+        sent["centres"] = np.ones((1, 3, change["turn"].shape[1]), np.float32)
 
     with pytest.raises(KnowledgeMismatch, match=f"Server: {kind} must be mean"):
         answer(kind, sent, replace(party, journal=journal))
@@ -279,15 +303,6 @@ def test_a_party_pays_before_it_looks(
         answer(kind, SENT[kind], replace(party, journal=journal))
 
     assert len(journal.entries()) == 1
-
-
-def test_roles_are_those_of_the_registry() -> None:
-    registry = REGISTRY
-
-    assert {registry[name].party for name in ("fedhistogram", "fedregression")} == set(
-        ROLES.values()
-    )
-    assert all(isinstance(role, SumParty) for role in ROLES.values())
 
 
 # A curious server, and whoever sees what a trusted one publishes.

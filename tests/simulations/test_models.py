@@ -74,18 +74,6 @@ def test_every_model_takes_the_smallest_training_sets(
     assert set(learner.predict(digits.x_test[:30])) <= set(labels)
 
 
-@pytest.mark.parametrize("name", FOR_VECTORS)
-def test_the_generator_alone_decides_the_model(name: str, digits: Dataset) -> None:
-    """Twins fitted with equal generators give equal scores to the bit."""
-    make = factory(name)
-    first, second = (
-        make().fit(digits.x_train[:80], digits.y_train[:80], rng=np.random.default_rng(3))
-        for _ in range(2)
-    )
-    assert first is not second
-    assert np.array_equal(first.logits(digits.x_public), second.logits(digits.x_public))
-
-
 def test_the_private_perceptron_learns_and_says_what_it_spends(digits: Dataset) -> None:
     """Its noise is secret, and the event tells what it has cost."""
     learner: Any = factory("dp-mlp", Settings(epochs=8))()
@@ -320,7 +308,7 @@ def test_importing_the_models_loads_no_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_torchvision_that_fails_otherwise_is_not_hidden(
+def test_torchvision_that_is_missing_names_its_extra_and_other_failures_are_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only the one known failure is worked around; any other is shown, with what may help."""
@@ -328,6 +316,10 @@ def test_torchvision_that_fails_otherwise_is_not_hidden(
     def broken(_owner: str, _module: str, _extra: str) -> types.ModuleType:
         raise RuntimeError("something else")
 
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torchvision", None)
+        with pytest.raises(MissingExtra, match=r"'torchvision' .*fl-strategies\[simulation\]"):
+            import_torchvision("mnist")
     monkeypatch.setattr(images, "import_library", broken)
     with pytest.raises(RuntimeError, match="something else") as caught:
         import_torchvision("mnist")
@@ -347,15 +339,6 @@ def test_the_pinned_torch_is_of_torchvisions_release() -> None:
     assert metadata.version("torchvision") == pins["torchvision"]
     assert pins["torch"] in torch.specifier
     assert metadata.version("torch").partition("+")[0] == pins["torch"]
-
-
-def test_torchvision_that_is_not_installed_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The error says what to install."""
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(MissingExtra, match=r"'torchvision' .*fl-strategies\[simulation\]"):
-        import_torchvision("mnist")
 
 
 @pytest.mark.parametrize("given", [{"patience": 5}, {"validation_share": 0.1}])

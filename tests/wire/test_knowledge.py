@@ -121,31 +121,29 @@ def test_knowledge_survives_the_wire() -> None:
     np.testing.assert_array_equal(read.arrays["votes"], sent.arrays["votes"])
 
 
-def test_another_kind_is_refused() -> None:
-    with pytest.raises(KnowledgeMismatch, match="kind must be 'votes', got 'scores'"):
-        Knowledge.read(content_of(Knowledge("scores", {})), kind="votes", max_bytes=100)
-
-
-def test_too_many_bytes_are_refused() -> None:
-    """The limit holds for the encoded record, before it is decoded."""
-    content = content_of(Knowledge("votes", {"v": np.zeros(1000)}))
-
-    with pytest.raises(KnowledgeMismatch, match="at most 1000 bytes, got 8"):
-        Knowledge.read(content, kind="votes", max_bytes=1000)
-
-
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        RecordDict(),
-        RecordDict({keys.ARRAYS: ArrayRecord()}),
-        RecordDict({keys.ARRAYS: ConfigRecord(), keys.META: ConfigRecord()}),
-        RecordDict({keys.ARRAYS: ArrayRecord(), keys.META: MetricRecord()}),
+        (RecordDict(), "must hold the records"),
+        (RecordDict({keys.ARRAYS: ArrayRecord()}), "must hold the records"),
+        (
+            RecordDict({keys.ARRAYS: ConfigRecord(), keys.META: ConfigRecord()}),
+            "must hold the records",
+        ),
+        (
+            RecordDict({keys.ARRAYS: ArrayRecord(), keys.META: MetricRecord()}),
+            "must hold the records",
+        ),
+        (content_of(Knowledge("scores", {})), "kind must be 'votes', got 'scores'"),
+        (content_of(Knowledge("votes", {"v": np.zeros(1000)})), "at most 1000 bytes, got 8"),
     ],
 )
-def test_missing_records_are_refused(content: RecordDict) -> None:
-    with pytest.raises(KnowledgeMismatch, match="must hold the records"):
-        Knowledge.read(content, kind="votes", max_bytes=100)
+def test_missing_records_another_kind_and_too_many_bytes_are_refused(
+    content: RecordDict, message: str
+) -> None:
+    """The limit holds for the encoded record, before it is decoded."""
+    with pytest.raises(KnowledgeMismatch, match=message):
+        Knowledge.read(content, kind="votes", max_bytes=1000)
 
 
 def test_models_join_and_part() -> None:
@@ -223,28 +221,23 @@ def test_labels_survive_packing(data: st.DataObject, num_classes: int, num_rows:
 
 
 @pytest.mark.parametrize(
-    "packed",
+    ("packed", "shape", "message"),
     [
-        np.zeros(2, np.uint8),
-        np.zeros(4, np.uint8),
-        np.zeros(3, np.int8),
-        np.zeros((3, 1), np.uint8),
-        np.zeros(3, np.float32),
+        (np.zeros(2, np.uint8), (2, 5), "must be 3 bytes"),
+        (np.zeros(4, np.uint8), (2, 5), "must be 3 bytes"),
+        (np.zeros(3, np.int8), (2, 5), "must be 3 bytes"),
+        (np.zeros((3, 1), np.uint8), (2, 5), "must be 3 bytes"),
+        (np.zeros(3, np.float32), (2, 5), "must be 3 bytes"),
+        (pack_labels(np.array([0, 3]), 4), (2,), "must be below 3, got 3"),
+        (np.zeros(1, np.uint8), (10**15,), "must be 250000000000000 bytes"),
     ],
 )
-def test_other_sizes_and_types_are_refused(packed: np.ndarray) -> None:
-    with pytest.raises(KnowledgeMismatch, match="must be 3 bytes"):
-        unpack_labels(packed, (2, 5), num_classes=3)
-
-
-def test_labels_outside_the_class_list_are_refused() -> None:
-    with pytest.raises(KnowledgeMismatch, match="must be below 3, got 3"):
-        unpack_labels(pack_labels(np.array([0, 3]), 4), (2,), num_classes=3)
-
-
-def test_a_hostile_size_is_refused_before_anything_is_allocated() -> None:
-    with pytest.raises(KnowledgeMismatch):
-        unpack_labels(np.zeros(1, np.uint8), (10**15,), num_classes=2)
+def test_other_sizes_types_and_labels_are_refused(
+    packed: np.ndarray, shape: tuple[int, ...], message: str
+) -> None:
+    """Before anything is allocated."""
+    with pytest.raises(KnowledgeMismatch, match=message):
+        unpack_labels(packed, shape, num_classes=3)
 
 
 bounds = st.floats(min_value=1e-6, max_value=1e6)
@@ -330,9 +323,11 @@ def test_other_bytes_are_refused(packed: np.ndarray, reason: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_scores_must_be_finite(bad: float) -> None:
+def test_scores_must_be_finite_and_rounding_at_random_needs_a_generator(bad: float) -> None:
     with pytest.raises(InvalidData, match="must be finite"):
         Quantizer(num_levels=5, bound=1.0).encode(np.array([0.0, bad]))
+    with pytest.raises(InvalidData, match="rng must be given"):
+        Quantizer(num_levels=5, bound=1.0, rounding="stochastic").encode(np.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -349,11 +344,6 @@ def test_scores_must_be_finite(bad: float) -> None:
 def test_bad_settings_are_named(changes: dict[str, object], rule: str) -> None:
     with pytest.raises(InvalidParameter, match=rule):
         Quantizer(**{"num_levels": 5, "bound": 1.0, **changes})  # type: ignore[arg-type]
-
-
-def test_rounding_at_random_needs_a_generator() -> None:
-    with pytest.raises(InvalidData, match="rng must be given"):
-        Quantizer(num_levels=5, bound=1.0, rounding="stochastic").encode(np.zeros(2))
 
 
 def test_plain_scores_travel_as_float32_within_the_bound() -> None:
