@@ -365,16 +365,13 @@ def _native_files(model: Learner, arrays: Mapping[str, Array]) -> dict[str, byte
     if booster is not None:
         return {XGBOOST: bytes(booster.save_raw("json"))}
     estimator = getattr(model, "fitted_estimator", None)
-    if estimator is not None:
-        return _skops_file(estimator) if find_spec("skops") is not None else {}
+    if estimator is not None:  # for other programs, never read here: they say what they trust
+        if find_spec("skops") is None:
+            return {}
+        dumps = import_module("skops.io").dumps
+        return {SKOPS: dumps(estimator, compression=zipfile.ZIP_DEFLATED)}
     if not hasattr(model, "module_fn"):
         return {}
     torch, file = import_module("torch"), io.BytesIO()
     torch.save({name: torch.tensor(array) for name, array in arrays.items()}, file)
     return {TORCH: file.getvalue()}
-
-
-def _skops_file(estimator: Any) -> dict[str, bytes]:
-    """Return a file for other programs, never read here: its readers say what they trust."""
-    dumps = import_module("skops.io").dumps
-    return {SKOPS: dumps(estimator, compression=zipfile.ZIP_DEFLATED)}

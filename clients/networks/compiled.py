@@ -117,10 +117,16 @@ def find_trainer(
     weight_decay: float,
 ) -> "CompiledPerceptrons | None":
     """Return what trains the stack, None unless the kernels can and are faster."""
-    distinct = {id(x): x for x, _ in sets}.values()
-    known = _kind(loss) is not None and _fits(stack, sets)
-    if not known or not all(_pays(x, batch_size) for x in distinct):
+    first, *later = (weights.shape for weights, _ in stack.layers_of(0))
+    small = all(math.prod(shape) <= LARGEST_LAYER for shape in later)
+    fits = small and all(math.prod(x.shape[1:]) == first[1] for x, _ in sets)
+    if not fits or _kind(loss) is None:
         return None
+    # Where few numbers differ from the others; below, Python takes longer than the products.
+    most, narrow = (0.25, 0) if batch_size > LARGE_BATCH else (0.5, FEW_INPUTS)
+    for x in {id(x): x for x, _ in sets}.values():
+        if math.prod(x.shape[1:]) > narrow and share_of_others(x) > most:
+            return None
     return CompiledPerceptrons(
         stack, sets, loss, batch_size=batch_size, weight_decay=weight_decay
     )
@@ -185,7 +191,9 @@ class CompiledPerceptrons:
         for epoch in counted(range(len(rates)), "epochs"):
             steps = self._steps(rates[epoch], epoch)
             for i in active:
-                self._train_epoch(self._models[i], steps, rngs[i])
+                model, size = self._models[i], len(self._models[i].rows.starts) - 1
+                stops, order = batch_stops(size, self._batch_size), rngs[i].permutation(size)
+                train(self._strip, *model, order, stops, self._layers, steps, self._scratch)
             if watch is not None:
                 self._write_back(active)
                 if watch.ends(self._stack):
@@ -200,11 +208,6 @@ class CompiledPerceptrons:
         sizes, roots = rates / of_mean, 1 / np.sqrt(of_square)
         return Steps(sizes.astype(np.float32), roots.astype(np.float32), self._decay)
 
-    def _train_epoch(self, model: _Model, steps: Steps, rng: np.random.Generator) -> None:
-        size = len(model.rows.starts) - 1
-        stops, order = batch_stops(size, self._batch_size), rng.permutation(size)
-        train(self._strip, *model, order, stops, self._layers, steps, self._scratch)
-
     def _write_back(self, models: Iterable[int]) -> None:
         for i in models:
             for own, theirs in self._pairs(i):
@@ -218,20 +221,6 @@ class CompiledPerceptrons:
             matrix = values[layers.weights[i] :][: inputs * layers.widths[i]]
             yield matrix.reshape(inputs, -1)[:, :units].T, weights.numpy()
             yield values[layers.biases[i] :][:units], biases.numpy()
-
-
-def _fits(stack: PerceptronStack, sets: Sequence[TrainingSet]) -> bool:
-    """Tell whether rows have the stack's inputs, and layers are small enough."""
-    first, *later = (weights.shape for weights, _ in stack.layers_of(0))
-    small = all(math.prod(shape) <= LARGEST_LAYER for shape in later)
-    return small and all(math.prod(x.shape[1:]) == first[1] for x, _ in sets)
-
-
-def _pays(x: Array, batch_size: int) -> bool:
-    """Tell whether so few numbers differ from the others that PyTorch is slower."""
-    if batch_size > LARGE_BATCH:
-        return share_of_others(x) <= 0.25
-    return math.prod(x.shape[1:]) <= FEW_INPUTS or share_of_others(x) <= 0.5
 
 
 def _kind(loss: BatchLoss) -> tuple[int, bool, float] | None:

@@ -140,9 +140,13 @@ def boost_trees(
     scores = np.repeat(offsets[:, np.newaxis], num_rows, axis=1)
     # Every leaf has a row at least.
     most = min(2 * num_rows, 2 ** (min(rule.max_depth, num_rows) + 1))
-    growth = _growth(num_rounds * num_scores, num_scores * most + _FIRST_ROOM)
+    kinds, room = (bool, np.int64, np.float32, np.float32), num_scores * most + _FIRST_ROOM
+    sizes = np.empty(num_rounds * num_scores, dtype=np.int64)
+    growth = Growth(sizes, *(np.empty(room, dtype=kind) for kind in kinds))
     used = np.zeros(3, dtype=np.int64)
-    work, stack, draft = _work(bins), _stack(bins), _draft(most)
+    left, column, cut, order = np.empty((4, most), dtype=np.int64)
+    draft = Draft(left, column, cut, np.empty(most, dtype=np.float32), order)
+    work, stack = _work(bins), _stack(bins)
     chances = np.empty_like(scores)
     while True:
         boost(bins, rule, targets, scores, chances, work, stack, draft, growth, used)
@@ -166,16 +170,6 @@ def _stack(bins: Bins) -> Stack:
     node, start, stop, level, total = np.empty((5, height), dtype=np.int64)
     sums = np.empty((height, len(bins.cuts)), dtype=np.int64)
     return Stack(node, start, stop, level, total, sums)
-
-
-def _draft(num_nodes: int) -> Draft:
-    left, column, cut, order = np.empty((4, num_nodes), dtype=np.int64)
-    return Draft(left, column, cut, np.empty(num_nodes, dtype=np.float32), order)
-
-
-def _growth(num_trees: int, room: int) -> Growth:
-    nodes = (np.empty(room, dtype=kind) for kind in (bool, np.int64, np.float32, np.float32))
-    return Growth(np.empty(num_trees, dtype=np.int64), *nodes)
 
 
 def _finished(growth: Growth, used: Array) -> Trees:

@@ -211,7 +211,8 @@ def _best_columns(stage: _Stage, counts: FloatArray, num_candidates: int) -> Int
 def _best_of(stage: _Stage, counts: FloatArray, num_candidates: int) -> IntArray:
     columns = _draw_columns(stage, num_candidates)
     above = stage.words.take(columns + stage.lines, axis=1)
-    right = np.stack([_count_candidates(above, own) for own in stage.classes])
+    bits = (np.bitwise_count(above & own[:, np.newaxis]) for own in stage.classes)
+    right = np.stack([own.sum(axis=0, dtype=np.uint32).astype(np.float64) for own in bits])
     left = counts.T[:, np.newaxis] - right
     # The sum of squared class counts over rows, on both sides: the larger, the purer.
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -222,12 +223,6 @@ def _best_of(stage: _Stage, counts: FloatArray, num_candidates: int) -> IntArray
     best = gains.argmax(axis=0)
     nodes = np.arange(len(best))
     return np.where(gains[best, nodes] > 1e-9 * before, columns[best, nodes], -1)
-
-
-def _count_candidates(above: Array, rows: Array) -> FloatArray:
-    """Return how many rows (w, n) of nodes are above candidates (w, c, n), (c, n)."""
-    bits = np.bitwise_count(above & rows[:, np.newaxis])
-    return np.asarray(bits.sum(axis=0, dtype=np.uint32).astype(np.float64))
 
 
 def _draw_columns(stage: _Stage, num_candidates: int) -> IntArray:

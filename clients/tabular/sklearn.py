@@ -141,15 +141,12 @@ def _read(arrays: Mapping[str, Array], sizes: Sizes) -> dict[str, Array]:
     require_names(OWNER, arrays, set(found))
     read = {}
     for (wire_name, size), name in zip(found.items(), sizes, strict=True):
-        kind = np.float32 if _is_float32(arrays[wire_name]) else np.float64
+        narrow = getattr(arrays[wire_name], "dtype", None) == np.float32
+        kind = np.float32 if narrow else np.float64
         by_column = wire_name != name
         array = require_array(OWNER, arrays, wire_name, kind, size[::-1] if by_column else size)
         read[name] = array.T if by_column else array
     return read
-
-
-def _is_float32(array: object) -> bool:
-    return getattr(array, "dtype", None) == np.float32
 
 
 def _sizes(model: Any, shape: Shape) -> Sizes:

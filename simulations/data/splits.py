@@ -282,11 +282,6 @@ def _only_to(is_open: NDArray[np.bool], shares: FloatArray) -> FloatArray:
     return normalised
 
 
-def _iid(deal: Deal) -> list[IntArray]:
-    """Deal at random, in parts that differ by at most one row."""
-    return np.array_split(deal.rng.permutation(len(deal.y)), deal.num_parties)
-
-
 def _by_label(deal: Deal) -> list[IntArray]:
     """Give each party the classes that follow those of the party before it.
 
@@ -378,7 +373,8 @@ def _ends(deal: Deal, total: int) -> IntArray:
 
 DEALERS: Final[Mapping[str, Callable[[Deal], list[IntArray]]]] = {
     "dirichlet": _dirichlet,
-    "iid": _iid,
+    # At random, in parts that differ by at most one row.
+    "iid": lambda deal: np.array_split(deal.rng.permutation(len(deal.y)), deal.num_parties),
     "by-label": _by_label,
     "pooled-halves": _pooled_halves,
     "random-shares": _random_shares,

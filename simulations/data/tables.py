@@ -636,9 +636,10 @@ def label_classes(owner: str, label: str, column: Any) -> tuple[tuple[str, ...],
     """
     words = label_texts(column)
     missing = np.array([word in MISSING for word in words], dtype=bool)
-    numeric = _as_numbers(words[~missing])
-    if numeric is None:
-        missing = np.asarray(words == "")
+    try:
+        numeric: Array | None = words[~missing].astype(np.float64)
+    except ValueError:
+        numeric, missing = None, np.asarray(words == "")
     present = words[~missing]
     if not len(present):
         rule = f"a column of classes, got {label!r} without a single value"
@@ -662,13 +663,6 @@ def label_texts(column: Any) -> Array:
     """Return labels as texts without spaces around them; empty where there is none."""
     plain = column.astype(object).where(column.notna(), "").astype(str).str.strip()
     return np.array(plain.tolist(), dtype=object)
-
-
-def _as_numbers(words: Array) -> Array | None:
-    try:
-        return words.astype(np.float64)
-    except ValueError:
-        return None
 
 
 def _require_classes(owner: str, label: str, numeric: Array, distinct: int) -> None:

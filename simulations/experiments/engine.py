@@ -112,7 +112,10 @@ def run_missing(
             say(_result_of(outcome))
         spent.setdefault(task.name, []).append(time.perf_counter() - start)
         rest = [one.name for one in missing[number:] if one.name not in results.failed]
-        say(f"; {_left(rest, spent)}\n")
+        # Each may take as long as others of its name, or as all.
+        usual = fmean(second for several in spent.values() for second in several)
+        left = duration(sum(fmean(spent.get(name, [usual])) for name in rest))
+        say(f"; about {left} left\n" if rest else "; all done\n")
     return results
 
 
@@ -125,13 +128,6 @@ def _result_of(outcome: Outcome) -> str:
     if values["central-"] is not None:
         prefix, name = ("central-", "pooled")
     return f"{name} {shown(metric, values[prefix])}"
-
-
-def _left(names: Sequence[str], spent: Mapping[str, Sequence[float]]) -> str:
-    """Estimate the time left if each run takes as long as others of its name, or as all."""
-    usual = fmean(second for several in spent.values() for second in several)
-    seconds = sum(fmean(spent.get(name, [usual])) for name in names)
-    return f"about {duration(seconds)} left" if names else "all done"
 
 
 def read_outcomes(kept: Path) -> list[Outcome]:

@@ -103,7 +103,10 @@ def page(report: Report) -> str:
         str(report.get("date", ""))[:10],
     )
     phases, cpu, last = report.get("phases") or {}, report.get("cpu-seconds"), _last(report)
-    stopped = stopping_of(report)
+    stopped, statement = stopping_of(report), dict[str, list[str]]()
+    for line in str(report["privacy-statement"]).splitlines():
+        topic, colon, sentence = line.partition(": ")
+        statement.setdefault(topic if colon else "", []).append(sentence if colon else line)
     notes = (
         f"The federated run took {cpu:.1f} s of processor time." if cpu else "",
         f"{stopped[0].upper()}{stopped[1:]}." if stopped else "",
@@ -120,7 +123,7 @@ def page(report: Report) -> str:
             parties=_parties(report),
             rounds=_rounds(report),
             sent=_sent(report),
-            statement=_statement(report),
+            statement=statement,
             ledger=_ledger(report.get("ledger") or {}),
             conduct=[
                 [words, f"{100 * last[key]:.1f} %" if is_share else f"{last[key]:g}"]
@@ -439,15 +442,6 @@ def _sent(report: Report) -> Report:
             note += f" That is {copies / up:.3g} times as much."
     bars = [Bar(name, sent, size(sent), sent is up) for name, sent in parts.items()]
     return {"bars": bars, "note": note}
-
-
-def _statement(report: Report) -> dict[str, list[str]]:
-    """Return the sentences of the privacy statement by their topics."""
-    topics: dict[str, list[str]] = {}
-    for line in str(report["privacy-statement"]).splitlines():
-        name, colon, sentence = line.partition(": ")
-        topics.setdefault(name if colon else "", []).append(sentence if colon else line)
-    return topics
 
 
 def _ledger(state: Report) -> Report | None:

@@ -4,6 +4,7 @@ import logging
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -14,7 +15,6 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, Learner
-from fl_strategies._util import IntArray
 from fl_strategies.aggregation.votes import class_counts
 from fl_strategies.errors import MissingExtra, StrategyError
 from fl_strategies.learners import metric_names
@@ -237,14 +237,19 @@ def _privacy_statement(strategy: KnowledgeStrategy[Any]) -> str:
 def _describe_parties(
     federation: Federation, strategy: KnowledgeStrategy[Any], solo: Sequence[float]
 ) -> list[Report]:
-    """Describe all parties, also those that were excluded, which have no metrics."""
-    names = federation.learner_names
+    """Describe all parties, also those that were excluded, which have no metrics.
+
+    Classes are counted per label where records have several, and not in a regression.
+    """
+    names, data = federation.learner_names, federation.dataset
     return [
         {
             keys.PARTITION_ID: number,
             keys.LEARNER: names[number % len(names)],
             "num-records": len(rows),
-            "class-counts": _class_counts(federation, rows),
+            "class-counts": None
+            if data.task == "regression"
+            else class_counts(data.y_train[rows], data.num_classes, data.task).tolist(),
             f"solo-{federation.metric}": solo[number] if solo else None,
             "metrics": strategy.parties_[number].train if number in strategy.parties_ else {},
         }
@@ -252,23 +257,12 @@ def _describe_parties(
     ]
 
 
-def _class_counts(federation: Federation, rows: IntArray) -> list[int] | None:
-    """Return a party's records per class; positive ones per label; None for regression."""
-    data = federation.dataset
-    if data.task == "regression":
-        return None
-    counts = class_counts(data.y_train[rows], data.num_classes, data.task)
-    return [int(count) for count in counts]
-
-
 def versions() -> dict[str, str]:
     """Return the versions of the packages that a result may depend on."""
     found = {}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
