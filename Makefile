@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --upgrade "pip>=25.1"
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt \
-		--editable ".[sklearn,lightgbm,torch,fast,opacus,accounting,simulation,figures]" xgboost-cpu --group dev
+		--editable ".[sklearn,lightgbm,torch,fast,opacus,accounting,simulation,figures,encoders]" xgboost-cpu --group dev
 	@touch $@
 
 run: install

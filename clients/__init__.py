@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clients.app import client_app, party_loader
     from clients.checks import check_learner
+    from clients.encoders.encoder import Encoder
+    from clients.encoders.named import find_encoder
     from clients.networks.images import crop_and_flip
     from clients.networks.learner import TorchLearner
     from clients.networks.private import DPTorchLearner
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BoostedTreesLearner",
     "DPTorchLearner",
+    "Encoder",
     "ForestLearner",
     "ForestScores",
     "KernelRidgeLearner",
@@ -40,6 +43,7 @@ __all__ = [
     "check_learner",
     "client_app",
     "crop_and_flip",
+    "find_encoder",
     "load_model",
     "party_loader",
     "save_model",
@@ -48,6 +52,7 @@ __all__ = [
 _MODULES = {
     "BoostedTreesLearner": "clients.tabular.boosted_trees",
     "DPTorchLearner": "clients.networks.private",
+    "Encoder": "clients.encoders.encoder",
     "ForestLearner": "clients.tabular.forest",
     "ForestScores": "clients.tabular.sklearn",
     "KernelRidgeLearner": "clients.tabular.kernel",
@@ -63,6 +68,7 @@ _MODULES = {
     "check_learner": "clients.checks",
     "client_app": "clients.app",
     "crop_and_flip": "clients.networks.images",
+    "find_encoder": "clients.encoders.named",
     "load_model": "clients.saved_model",
     "party_loader": "clients.app",
     "save_model": "clients.saved_model",

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from clients.encoders.named import import_torchvision
 from fl_strategies.errors import MissingExtra, require
-from simulations.data.images import import_torchvision
 from simulations.data.texts import MAX_TOKENS, PADDING
 
 try:

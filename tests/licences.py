@@ -57,7 +57,8 @@ def licence_of(package: str) -> str:
     about = metadata.metadata(SAME_PROJECT.get(package, package))
     classes = [line for line in about.get_all("Classifier", []) if line.startswith("License")]
     named = [line.rpartition(" :: ")[2] for line in classes if line.count("::") > 1]
-    text = about.get("License") or _licence_file(package)
+    stated = about.get("License", "UNKNOWN")  # as old tools write for none
+    text = stated if stated != "UNKNOWN" else _licence_file(package)
     return about.get("License-Expression") or ", ".join(named) or _first_line(text)
 
 

@@ -8,21 +8,19 @@ compared with its published checksum before it is read, by torchvision or here. 
 its binary version: the usual one is a pickle.
 """
 
-import functools
-import importlib
-import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import Array, FloatArray, IntArray, import_library
+from clients.encoders.named import import_torchvision
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.learners import Task, check_targets
 from simulations.data.files import cache_folder, local_file, read_npz, unreachable
@@ -57,36 +55,6 @@ FASHION: Final = (
 LETTERS: Final = tuple("abcdef")
 FETCH_ERRORS: Final = (OSError, ValueError, RuntimeError, tarfile.TarError, KeyError)
 """Failures of a download: no network, a wrong checksum, an unexpected file."""
-
-
-def import_torchvision(owner: str) -> ModuleType:
-    """Import torchvision, also where its wheel was built for another torch than ours.
-
-    A torchvision built for CUDA cannot load its compiled operators next to a CPU build of
-    torch, and then fails while it registers them. Declaring the two names it asks for is
-    enough: data sets, transforms and models use none of these operators.
-    """
-    try:
-        return import_library(owner, "torchvision", "simulation")
-    except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            error.add_note(
-                "torch and torchvision must be of one build; docs/getting_started.md says how "
-                "to install them."
-            )
-            raise
-    _declare_torchvision_operators()
-    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
-        del sys.modules[name]  # left behind by the import that failed half-way
-    return import_library(owner, "torchvision", "simulation")
-
-
-@functools.cache  # the declaration lives as long as the object that made it
-def _declare_torchvision_operators() -> object:
-    library = importlib.import_module("torch").library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 def _digits(

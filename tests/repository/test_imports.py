@@ -137,6 +137,7 @@ STACK = {
     "clients": [
         ("compiled",),
         ("tabular", "networks"),
+        ("encoders",),
         ("app", "checks", "saved_model"),
     ],
 }

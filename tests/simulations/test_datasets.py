@@ -294,7 +294,7 @@ def test_torchvision_imports_next_to_this_torch() -> None:
     """In a fresh process the data sets of torchvision can be reached, without a warning."""
     pytest.importorskip("torch")
     code = (
-        "from simulations.data.images import import_torchvision as load;"
+        "from clients.encoders.named import import_torchvision as load;"
         "assert load('t').datasets.MNIST and load('t') is load('t')"
     )
     done = subprocess.run(

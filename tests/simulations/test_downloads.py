@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.encoders.named import import_torchvision
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData
 from simulations.data import images as downloads
-from simulations.data.images import import_torchvision
 from simulations.data.sets import load_dataset
 from simulations.data.splits import Dataset
 

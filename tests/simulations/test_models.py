@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from clients.encoders import named
+from clients.encoders.named import import_torchvision
 from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.learners import Learner, LearnerFactory, quality
 from simulations import models
 from simulations.config import Settings
-from simulations.data import images
-from simulations.data.images import import_torchvision
 from simulations.data.sets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
 
@@ -320,7 +320,7 @@ def test_torchvision_that_is_missing_names_its_extra_and_other_failures_are_not_
         patch.setitem(sys.modules, "torchvision", None)
         with pytest.raises(MissingExtra, match=r"'torchvision' .*fl-strategies\[simulation\]"):
             import_torchvision("mnist")
-    monkeypatch.setattr(images, "import_library", broken)
+    monkeypatch.setattr(named, "import_library", broken)
     with pytest.raises(RuntimeError, match="something else") as caught:
         import_torchvision("mnist")
     assert "must be of one build" in caught.value.__notes__[0]
