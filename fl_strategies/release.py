@@ -10,7 +10,6 @@ from fl_strategies.privacy.events import NonPrivateEvent, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges
 
-_LONGEST_NAME = 40
 _UNDECLARED: Final = "answers left the parties without noise"
 
 AUDIENCES: Final[Mapping[str, str]] = {
@@ -162,9 +161,9 @@ class ReleasePlan:
         The strategy, and its level or release if it has several: ``"fedkt L2"``. A party's
         policy allows strategies by it.
     purpose : str
-        What a party's journal says of the release; the name if omitted.
+        The entry in a party's journal; the name if omitted.
     trainer : factory, optional
-        Of what learns from records; if that trains privately, what it says is protected.
+        Of what learns from records; if that trains privately, its answers are protected.
     models : bool
         Whether models leave, and not only answers about public rows.
     protected : bool
@@ -240,11 +239,6 @@ class ReleasePlan:
     no_signal: Callable[[], str] = str
     accepted: bool = False
     advice: Callable[[], str] = str
-
-    @property
-    def shown(self) -> str:
-        """The name, cut short: an untrusted party must not be able to fill the logs."""
-        return self.name[:_LONGEST_NAME]
 
     @property
     def promises(self) -> bool:

@@ -99,12 +99,12 @@ class Federation:
     members: Mapping[int, int] | None = None
     """Which node is which party, where an operator knows."""
 
-    @property
+    @cached_property
     def kind(self) -> type[KnowledgeStrategy[Any]]:
         """The strategy's class."""
         return find_algorithm(self.settings.strategy).strategy
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[type[KnowledgeStrategy[Any]], ...]:
         """The same, and the class that continues if there is one."""
         then = self.settings.then

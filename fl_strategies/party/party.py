@@ -5,7 +5,7 @@ one record would affect how all others are read. Here every record is read by it
 number type of the public rows, and then clipped to a public bound. A value that is not a
 number becomes the public median of its column: a failing party would be a release as well.
 
-A `PartyRole` says by a `ReleasePlan` what a message asks for, and the party's `PartyPolicy`
+A `PartyRole` declares by a `ReleasePlan` what a message asks for, and the party's `PartyPolicy`
 refuses it before any record is touched. Nothing there depends on a record, so the refusal may
 name its rule. What a release costs is not known before it is charged, so `max_run_epsilon` is
 checked by `party.role.spend`.
@@ -54,6 +54,7 @@ _TIMES_PUBLIC: Final = 10.0
 _NUMBERS: Final = "biuf"
 _ROWS_PER_CHUNK: Final = 1024
 _MOST_NAMED: Final = 10
+_LONGEST_NAME: Final = 40
 
 
 def public_bound(public: Array) -> float:
@@ -497,23 +498,24 @@ def check_request(
     From a party that is `budgeted`, with a limit on its epsilon, nothing may leave without
     noise. If no message `releases` anything about records, only strategy and work count.
     """
+    name = plan.name[:_LONGEST_NAME]  # a server must not be able to fill the logs
 
     def allow(holds: bool, what: str, rule: str, got: object) -> None:
         if not holds:
             raise RequestRefused(f"{owner}: {what} must be {rule}, got {got}.")
 
     rule = f"one that its policy allows ({', '.join(policy.strategies)})"
-    allow(policy.allows(plan.name), "the strategy", rule, plan.shown)
-    for name in ("epochs", "fits", "predictions"):
-        asked, most = getattr(plan, name), getattr(policy, f"max_{name}")
-        allow(asked <= most, f"{name} of a request", f"at most {most}, by its policy", asked)
+    allow(policy.allows(plan.name), "the strategy", rule, name)
+    for work in ("epochs", "fits", "predictions"):
+        asked, most = getattr(plan, work), getattr(policy, f"max_{work}")
+        allow(asked <= most, f"{work} of a request", f"at most {most}, by its policy", asked)
     if not releases:
         return
     rule = "answers about public rows, by its policy (allow-models)"
     fits = policy.allow_models or not plan.models
-    allow(fits, "what leaves", rule, f"models of {plan.shown}")
+    allow(fits, "what leaves", rule, f"models of {name}")
     rule = "protected, by its " + ("budget" if budgeted else "policy (allow-unprotected)")
-    got = f"{plan.shown}, by which it would leave the party without noise"
+    got = f"{name}, by which it would leave the party without noise"
     may_be_open = policy.allow_unprotected and not budgeted
     allow(may_be_open or plan.protected or plan.trains_privately, "what leaves", rule, got)
     drawn, rule = plan.sample_delta, f"at most {policy.sample_delta:g}, by its policy"
