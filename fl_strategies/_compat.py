@@ -70,7 +70,7 @@ def claim_task_identity() -> int:
 
 
 def empty_run(run_id: int) -> "Run":
-    """Return what Flower tells about a run of which nothing but its id is known."""
+    """Return Flower's description of a run of which nothing but its id is known."""
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id)

@@ -137,13 +137,11 @@ def counted(items: Sequence[T], kind: str) -> Iterator[T]:
     epochs 1 2
     epochs 2 2
     """
-    tell = _listener.get()
+    report = _listener.get() or (lambda *_: None)
     for number, item in enumerate(items):
-        if tell is not None:
-            tell(kind, number, len(items))
+        report(kind, number, len(items))
         yield item
-    if tell is not None:
-        tell(kind, len(items), len(items))
+    report(kind, len(items), len(items))
 
 
 @contextmanager

@@ -276,7 +276,7 @@ class PortableLearner(Learner, Protocol):
 
 @runtime_checkable
 class PrivateLearner(Protocol):
-    """A learner that trains with differential privacy and says what that costs."""
+    """A learner that trains with differential privacy and accounts for it."""
 
     @property
     def privacy_events(self) -> "Sequence[tuple[PrivacyEvent, int]]":
@@ -450,7 +450,7 @@ def require_guided(owner: str, learner: Learner) -> GuidedLearner:
 
 
 def require_headed(owner: str, learner: Learner) -> HeadedLearner:
-    """Return the learner if it tells its last layer; say what to do if it does not."""
+    """Return the learner if it has a last layer; say what to do if it has none."""
     if isinstance(learner, HeadedLearner):
         return learner
     raise _unsupported(owner, learner, "must tell its last layer (head) and take an objective")

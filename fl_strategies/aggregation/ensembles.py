@@ -366,9 +366,9 @@ class StackedEnsemble(Committee):
         return combine(self.weights, self.evidence(x))
 
     def evidence(self, x: Array) -> FloatArray:
-        """Return what members say of rows, (n, num_models, num_classes), around zero.
+        """Return the members' log-probabilities, (n, num_models, num_classes), around zero.
 
-        A member that fails says nothing: it may be an untrusted party's.
+        A member that fails has no opinion: it may be an untrusted party's.
         """
         shares, errors = [], []
         for member in self.members:

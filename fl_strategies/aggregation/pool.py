@@ -147,7 +147,7 @@ SHARE_RULES: Final = ("auto", "pooled", "none")
 MAX_SIZE: Final = 2.0**40
 LEAST_SHARE: Final = 0.25
 """A party is compared on classes with at least this share of the records of its mean class."""
-MOST_JUDGED: Final = 1000
+MOST_SCREENED: Final = 1000
 """Largest number of parties among which outliers are sought."""
 MOST_TIMES_BELIEVED: Final = 100.0
 """A claim of more than this multiple of the capped value is logged as a warning. Honest
@@ -243,7 +243,7 @@ class EvidencePool:
         Exclude parties that contradict most others: see `aggregation.pool`. Replies are
         then kept as received until the last has arrived; otherwise only sums are kept, and
         neither are claims of single classes compared nor is the influence on a row limited.
-        Among more than `MOST_JUDGED` parties none is excluded: a single one has little
+        Among more than `MOST_SCREENED` parties none is excluded: a single one has little
         influence, and memory must not grow with their replies.
     limited : bool (default: False)
         Limit how far one party moves a row, for evidence that may be arbitrarily strong:
@@ -293,8 +293,8 @@ class EvidencePool:
             self._count(reply)
             return
         self._replies.append(reply)
-        if len(self._replies) > MOST_JUDGED:
-            logger.warning("No outliers are sought among more than %s parties.", MOST_JUDGED)
+        if len(self._replies) > MOST_SCREENED:
+            logger.warning("No outliers are sought among more than %s parties.", MOST_SCREENED)
             self._exclude_outliers = False
             for one in self._replies:
                 self._count(one)
@@ -467,7 +467,7 @@ class EvidencePool:
 
 
 def read_contrast(owner: str, meta: Mapping[str, Scalar]) -> Contrast:
-    """Return how a party says its records relate to the public rows."""
+    """Return how a party's records relate to the public rows, as it reports."""
     contrast = meta.get(CONTRAST)
     rule = f"one of {', '.join(CONTRASTS)}"
     require_known(contrast in CONTRASTS, owner, CONTRAST, rule, shown(contrast))

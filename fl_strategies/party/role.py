@@ -328,8 +328,8 @@ class PartyRole(ABC):
         """
         unknown = dict.fromkeys(metric_names(party.task, party.num_classes), math.nan)
         x, y = party.x_test, party.y_test
-        tells = self.tells_metrics(party, config, state, secret=secret)
-        if not tells or x is None or y is None:
+        known = self.tells_metrics(party, config, state, secret=secret)
+        if not known or x is None or y is None:
             return {keys.NUM_EXAMPLES: 0, **unknown}
         if not (party.public_test or state.has_released):
             spend(party, OPEN_METRICS, "evaluate", DEFAULT_DELTA, state)

@@ -31,7 +31,7 @@ from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent, check_votes
 from fl_strategies.privacy.ledger import FEW_PARTIES, LARGE_EPSILON
 from fl_strategies.privacy.mechanisms import NoisyMax
-from fl_strategies.privacy.noise import data_dependent_figure
+from fl_strategies.privacy.noise import epsilon_of_votes
 from fl_strategies.privacy.planning import DEFAULT_MARGINS, plan
 
 PROGRAM = "python -m fl_strategies.privacy"
@@ -144,9 +144,7 @@ def answer_epsilon(options: argparse.Namespace) -> Answer:
     votes = None if options.votes is None else _read_votes(options.votes, labelling)
     epsilon, method, found = _claim(options, labelling)
     if votes is not None:
-        found["data-dependent"] = data_dependent_figure(
-            labelling.mechanism, votes, options.delta
-        )
+        found["data-dependent"] = epsilon_of_votes(labelling.mechanism, votes, options.delta)
     report = {
         "epsilon": _finite(epsilon),
         "method": method,

@@ -229,7 +229,7 @@ class ReleaseSpec(NoiseSpec):
         guarantee then: epsilon is infinite.
     """
 
-    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    delta: float = option(DEFAULT_DELTA, "delta of every epsilon", above=0, below=1)
     seeded_noise: bool = option(False, "repeatable noise, which protects nobody")
 
     def rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
@@ -515,7 +515,7 @@ def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
     return float((kept - blind) / (1 - blind))
 
 
-def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:
+def outweighed_votes(mechanism: VoteMechanism, num_votes: int) -> str:
     """Describe noise that outweighs this many unanimous votes, or return "" if it does not."""
     share, event = decided_by_votes(mechanism, num_votes), mechanism.event
     if share >= LEAST_DECIDED:
@@ -533,7 +533,7 @@ def choose_queries(num_public: int, num_queries: int, seed: int) -> IntArray:
     return np.sort(derive_rng(seed, "queries").permutation(num_public)[:num_queries])
 
 
-def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
+def epsilon_of_votes(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
     """Return the data-dependent epsilon of these votes.
 
     It is smaller where voters agree, but is itself computed from private votes: a diagnostic

@@ -86,12 +86,12 @@ def usual_cells_of_parties(num_public: int, num_parties: int, noise: float) -> i
     return int(max(FEWEST_CELLS, min(enough, num_public / ROWS_PER_CELL)))
 
 
-def drowned_cells(share: float, noise: float, whose: str = "records") -> str:
+def outweighed_cells(share: float, noise: float, whose: str = "records") -> str:
     """Describe noise that outweighs the average content of a cell, or return "".
 
     Examples
     --------
-    >>> drowned_cells(share=50.0, noise=60.0)
+    >>> outweighed_cells(share=50.0, noise=60.0)
     '60 on 50 records of a cell'
     """
     return "" if share >= noise else f"{noise:.3g} on {share:.3g} {whose} of a cell"
@@ -110,12 +110,12 @@ def usual_components(num_public: int, num_values: int, noise: float) -> int:
     return max(1, min(most, max(FEWEST_COMPONENTS, enough)))
 
 
-def drowned_components(noise: float) -> str:
+def outweighed_components(noise: float) -> str:
     """Describe noise that outweighs even one component, or return "".
 
     Examples
     --------
-    >>> drowned_components(0.5)
+    >>> outweighed_components(0.5)
     '50% of the sums, where 40% is the most'
     """
     if noise <= COMPONENTS_BY_NOISE:
@@ -202,7 +202,7 @@ def answer_kept(scale: float, num_classes: int) -> float:
     return float(kept)
 
 
-def drowned_answers(scale: float, bound: float, num_parties: int) -> str:
+def outweighed_answers(scale: float, bound: float, num_parties: int) -> str:
     """Describe noise that outweighs a consensus of parties that all agree, or return "".
 
     Noise of parties is independent, so that of their mean falls with the root of their
@@ -210,7 +210,7 @@ def drowned_answers(scale: float, bound: float, num_parties: int) -> str:
 
     Examples
     --------
-    >>> drowned_answers(scale=12.0, bound=1.0, num_parties=100)
+    >>> outweighed_answers(scale=12.0, bound=1.0, num_parties=100)
     'scale 12 against answers up to 1 of 100 parties'
     """
     if scale <= bound * math.sqrt(num_parties):
@@ -318,7 +318,7 @@ class Facts:
     def worth(self, num_labels: int, right: float) -> float:
         """Return the number of labels without noise that are worth as much as noisy ones.
 
-        A label that is right beyond chance in a share s of all cases says as much about a
+        A label that is right beyond chance in a share s of all cases is worth as much to a
         linear model as s squared of a label without noise.
         """
         beyond = (right - 1 / self.num_classes) / (1 - 1 / self.num_classes)

@@ -6,7 +6,7 @@ cannot read raises there and ends the run. Here every reply is fetched by itself
 becomes an error of its sender, and one that has been used is gone before the next is read.
 
 Flower vouches for a node's id, by its key where SuperNodes have keys. The number of a party
-is only what the node says, so it is believed once. Later answers of the node count under the
+is only what the node claims, so it is believed once. Later answers of the node count under the
 same number, and no other node gets it while this one is there. Two new nodes that claim one
 number in the same round are two parties all the same: the server cannot know who is right,
 and whoever lost its place by this would lose it by anybody's claim.
@@ -346,7 +346,7 @@ EVALUATION = "evaluation"
 
 MAX_NAME: Final = 200
 MAX_METRICS: Final = 200
-# What a party says about itself goes into logs and results.
+# Reports of a party about itself go into logs and results.
 MAX_ERROR: Final = 2_000
 
 
@@ -387,7 +387,7 @@ def parse_reply(
 ) -> PartyReply[T]:
     """Check a reply against its request; raise if anything in it is not as asked.
 
-    `check` raises if the sender is not the party that it says it is. `restore` gives the
+    `check` raises if the sender is not the party that it claims to be. `restore` gives the
     reply as it was before it was made smaller. `read` comes last, after everything is
     checked.
     """
@@ -546,7 +546,7 @@ Reported: TypeAlias = tuple[float, PrivacyLedger]
 
 
 def read_ledger(text: object) -> PrivacyLedger:
-    """Read what a party says its releases have cost each of its records.
+    """Read the reported cost of a party's releases, per record.
 
     Raises `KnowledgeMismatch` for text that no ledger has written. Events that would take
     the accountant too long count as `UNCOUNTED`; see `limit_events`.
@@ -565,7 +565,7 @@ def read_ledger(text: object) -> PrivacyLedger:
 
 
 def read_charges(text: object) -> Sequence[Entry]:
-    """Read what a party says its round has cost each of its records."""
+    """Read the reported cost of a party's round, per record."""
     entries = read_ledger(text).entries
     # Unbounded counts would overflow the server's ledger after some rounds.
     few = sum(count for _, count in entries) <= MAX_EVENTS
@@ -613,7 +613,7 @@ def most_expensive(known: Iterable[Reported]) -> PrivacyLedger:
 
 
 def reported_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:
-    """Return a party's own epsilon; infinite if it is none, or its ledger says otherwise."""
+    """Return a party's own epsilon; infinite if it is none, or its ledger contradicts it."""
     reported = metrics.get(keys.EPSILON_EXAMPLE, math.nan)
     private = not any(isinstance(event, NonPrivateEvent) for event, _ in ledger.entries)
     return reported if private and reported >= 0 else math.inf

@@ -212,7 +212,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     What a round leaves to the next is in `state`, and nothing else is: a checkpoint holds it.
     A run that ends before a round has called `keep_model` fails, unless `has_result` differs.
 
-    What a subclass says of itself, as class attributes:
+    What a subclass declares, as class attributes:
 
     - `state_type`: what rounds leave to the next.
     - `reply_kind`: the kind of `Knowledge` that parties answer with.
@@ -352,7 +352,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
 
     @abstractmethod
     def check(self, knowledge: Knowledge) -> T:
-        """Return what a party says; raise `KnowledgeMismatch` to exclude it.
+        """Return a party's answer; raise `KnowledgeMismatch` to exclude it.
 
         Nothing may change here: what is excluded leaves no trace.
         """
@@ -407,7 +407,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def most_score_bytes(self) -> int:
         """How large the array ``scores`` of a reply is; 0 if it must not be compressed.
 
-        The size of a compressed reply tells something about the scores to whoever counts
+        The size of a compressed reply reveals something about the scores to whoever counts
         bytes. So it is 0 where scores are protected only by what the server makes of them.
         """
         return 0
@@ -899,7 +899,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         totals = without_unknown(totals)
         if not totals.get(keys.NUM_EXAMPLES):
             logger.info(
-                "No party tells how good the model is: one without held-out rows (x_test) "
+                "No party reports how good the model is: one without held-out rows (x_test) "
                 "cannot, and one with a journal, a policy or a promise of privacy does not."
             )
         self.state.history["evaluate"][self.round_] = totals

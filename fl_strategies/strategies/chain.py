@@ -303,7 +303,7 @@ class Chain(KnowledgeStrategy[Any]):
         return self.link.party_config()
 
     def check(self, knowledge: Knowledge) -> Any:
-        """Return what a party says to the present link."""
+        """Return a party's answer to the present link."""
         return self.link.check(knowledge)
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:

@@ -100,7 +100,7 @@ class FedDFOptions(WeightsOptions):
     distill_epochs: int | None = option(None, "passes of distillation; 0: the model's", least=1)
 
     def recipe(self, task: Task) -> Recipe:
-        """Return the paper's loss: the divergence from what the ensemble says."""
+        """Return the paper's loss: the divergence from the ensemble's answers."""
         if task == "regression":
             return Recipe(epochs=self.distill_epochs)
         link: Link = "sigmoid" if task == "multi-label" else "softmax"
@@ -383,7 +383,7 @@ class FedDF(FlowerStrategy):
         return final, {keys.NUM_CAPPED: capped + quieter}
 
     def _targets(self, members: Sequence[Learner]) -> tuple[FloatArray, int]:
-        """Return what the ensemble says about public rows, and how many were too loud."""
+        """Return the ensemble's answers on public rows, and how many were scaled down."""
         recipe = self.options.recipe(self.task)
         scores = self._all_scores(members)
         if self.task == "single-label":  # the softmax does not see this shift
@@ -391,8 +391,8 @@ class FedDF(FlowerStrategy):
         weights = np.ones(len(scores))
         compared = self.options.restrain and self.task != "regression"
         if compared and len(scores) >= FEWEST_RESTRAINED:
-            loud = np.array([max(root_mean_square(each), 1e-12) for each in scores])
-            weights = capped_scales(loud) / loud
+            scales = np.array([max(root_mean_square(each), 1e-12) for each in scores])
+            weights = capped_scales(scales) / scales
         scores = [part * each for part, each in zip(weights, scores, strict=True)]
         quieter = int((weights < 1).sum()) + len(members) - len(scores)
         if self.options.ensemble == "probabilities":

@@ -326,7 +326,7 @@ class FedGen(CountedStrategy):
     _learner: HeadedLearner
 
     def require_learner(self, learner: Learner) -> HeadedLearner:
-        """Return the learner if it tells its last layer."""
+        """Return the learner if it has a last layer."""
         return require_headed("FedGen", learner)
 
     def lesson(self) -> Knowledge | None:

@@ -67,7 +67,7 @@ class FedProtoOptions(WeightsOptions):
 
 
 class FedProtoParty(CountedParty):
-    """The role of `CountedParty` that also pulls features to prototypes, and tells its own."""
+    """The role of `CountedParty` that also pulls features to prototypes, and sends its own."""
 
     also_leaves = (
         *CountedParty.also_leaves,
@@ -178,7 +178,7 @@ class FedProto(CountedStrategy):
     _learner: HeadedLearner
 
     def require_learner(self, learner: Learner) -> HeadedLearner:
-        """Return the learner if it tells its features and its last layer."""
+        """Return the learner if it has features and a last layer."""
         require_features("FedProto", learner)
         return require_headed("FedProto", learner)
 

@@ -20,7 +20,7 @@ from fl_strategies.aggregation.consensus import (
     VoteCounts,
 )
 from fl_strategies.aggregation.evidence import capped_claims, capped_scales, scale_factors
-from fl_strategies.aggregation.pool import MOST_JUDGED, EvidencePool, outliers
+from fl_strategies.aggregation.pool import MOST_SCREENED, EvidencePool, outliers
 from fl_strategies.aggregation.votes import vote_evidence
 from fl_strategies.strategies.weights.restraint import LocalWeights, restrained
 from fl_strategies.wire import keys
@@ -296,7 +296,7 @@ def test_memory_does_not_grow_with_the_replies_of_very_many_parties() -> None:
         shape, bound=10.0, task="single-label", share="none", exclude_outliers=False
     )
     pool = EvidencePool(shape, bound=10.0, task="single-label", share="none")
-    for party in range(MOST_JUDGED + 5):
+    for party in range(MOST_SCREENED + 5):
         evidence, counts = rng.normal(size=shape), rng.integers(1, 9, size=3).astype(float)
         for one in (sums, pool):
             one.add(evidence, counts, "public", party)

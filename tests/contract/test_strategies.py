@@ -434,7 +434,7 @@ def test_party_without_test_rows_still_receives(
 
     told = result.evaluate_metrics_clientapp[whole(strategy)]
     assert not {keys.ACCURACY, f"{keys.ACCURACY}-by-party"} & {*told}
-    assert "No party tells how good the model is" in caplog.text
+    assert "No party reports how good the model is" in caplog.text
     assert "'accuracy': nan" not in caplog.text
 
 

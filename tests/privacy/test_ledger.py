@@ -31,7 +31,7 @@ from fl_strategies.privacy.events import (
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
-from fl_strategies.privacy.noise import VOTE_NOISES, VoteMechanism, data_dependent_figure
+from fl_strategies.privacy.noise import VOTE_NOISES, VoteMechanism, epsilon_of_votes
 
 PARTY: Any = {"unit": "party", "relation": "replace-one"}
 
@@ -483,11 +483,11 @@ def test_agreement_makes_every_figure_small(noise: str) -> None:
     """Unanimous votes cost almost nothing, ties cost, and wider steps cost no less."""
     agreed, tied = np.tile([200, 0], (40, 1)), np.tile([60, 60], (40, 1))
 
-    assert 0 <= data_dependent_figure(mechanism(noise), agreed, DELTA) < 0.05
-    cost = data_dependent_figure(mechanism(noise), tied, DELTA)
+    assert 0 <= epsilon_of_votes(mechanism(noise), agreed, DELTA) < 0.05
+    cost = epsilon_of_votes(mechanism(noise), tied, DELTA)
     assert 5 < cost < np.inf
     wider = (mechanism(noise, sensitivity=s) for s in (1.5, 2))
-    costs = [data_dependent_figure(one, tied, DELTA) for one in wider]
+    costs = [epsilon_of_votes(one, tied, DELTA) for one in wider]
     assert cost < costs[0] == costs[1]
 
 
@@ -520,4 +520,4 @@ def test_the_confident_figure_covers_the_exact_divergence(first: int) -> None:
     exact = rdp_to_epsilon(orders, 50 * np.maximum(*curves), DELTA)
     votes = np.tile([first, 100 - first], (50, 1))
 
-    assert 0 < exact <= data_dependent_figure(confident, votes, DELTA)
+    assert 0 < exact <= epsilon_of_votes(confident, votes, DELTA)

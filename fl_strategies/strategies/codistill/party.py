@@ -87,7 +87,7 @@ class CodistillParty(PartyRole):
     -----
     A received model that cannot be read (another architecture, another number of classes)
     is skipped and counted in ``num-models-refused``; if none is left to learn from, the
-    agent says why and takes no part in the round. A record for which a model predicts
+    agent reports why and takes no part in the round. A record for which a model predicts
     nothing finite gets even odds from it, or 0 in regression: were the model skipped,
     one record could decide about the targets of all others, which no noise covers.
 

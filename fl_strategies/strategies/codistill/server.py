@@ -209,7 +209,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
     def _enter(self, reply: PartyReply[AgentModel]) -> None:
         """Record what the agent has spent.
 
-        A node tells all that it has spent in this run, but an agent that comes back as
+        A node reports all that it has spent in this run, but an agent that comes back as
         another node, or as the same one without its state, has forgotten what it spent
         before.
         """
@@ -317,7 +317,7 @@ class Codistillation(ModelRelay):
         that mostly means other preprocessing; and models that contradict most others on
         them, where most agree, are not relayed.
     row_shape : tuple of int, optional
-        Shape of a record, if there are no public rows to tell: a row of zeros is scored.
+        Shape of a record, if there are no public rows: a row of zeros is scored.
     task : "single-label" or "regression"
     options : CodistillOptions, optional
     **federation

@@ -160,7 +160,7 @@ class FedKDOptions(Options):
         0.2, "share that trimmed-mean cuts off each side", least=0, below=0.5
     )
     privacy: ScorePrivacy | None = group(ScorePrivacy)
-    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    delta: float = option(DEFAULT_DELTA, "delta of every epsilon", above=0, below=1)
     max_epsilon: float | None = option(None, "budget of the server; 0: none", above=0)
     loss: DistillationLoss = option("kl", "distance of logits")
     temperature: float | None = option(None, "of the kl loss; 0: 1", above=0)

@@ -1,6 +1,6 @@
 """Options of FedKT, what it releases, and the keys both sides share.
 
-What a student of noisy labels says of a row is timid or bold by its kind and its settings,
+The scores of a student of noisy labels are timid or bold by its kind and its settings,
 and how often it names a class has more to do with noise than with the row. So only the
 differences between rows count, on one scale for all parties; class shares come from counts.
 """
@@ -22,7 +22,7 @@ from fl_strategies.privacy.bounds.theorems import gaussian_mu
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianSums, LaplaceCounts
-from fl_strategies.privacy.noise import VoteMechanism, VotePrivacy, drowned_votes
+from fl_strategies.privacy.noise import VoteMechanism, VotePrivacy, outweighed_votes
 from fl_strategies.privacy.planning import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.wire.knowledge import Quantizer
@@ -36,7 +36,7 @@ SCORE_STRENGTH: Final = 1.5
 def one_scale(scores: FloatArray) -> FloatArray:
     """Return scores (rows, classes) of mean 0 by row and by class, and of the usual strength.
 
-    A student that says the same of all rows has no opinion, 0.
+    A student that scores all rows alike has no opinion, 0.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class FedKTOptions(Options):
         from another domain.
     exchange : "votes", "models" or "scores"
         ``"scores"``, with noisy counts at L2: how sure students are of each class, a byte
-        each, which costs no more than their votes and says more.
+        each, which costs no more than their votes and is worth more.
     privacy : VotePrivacy, optional
         The noise on votes and where it is; by default there is none, the paper's L0.
     num_queries : int, optional
@@ -199,10 +199,10 @@ class FedKTOptions(Options):
     trim_fraction: float = option(
         0.0, "most liars whose votes are not counted, as a share", least=0, below=0.5
     )
-    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    delta: float = option(DEFAULT_DELTA, "delta of every epsilon", above=0, below=1)
     max_epsilon: float | None = option(None, "budget of the server; 0: none", above=0)
-    private_diagnostics: bool = option(False, "report figures of private votes at L1")
-    accept_noise: bool = option(False, "continue although noise drowns all answers")
+    private_diagnostics: bool = option(False, "report metrics of private votes at L1")
+    accept_noise: bool = option(False, "continue although noise outweighs all answers")
 
     def __post_init__(self) -> None:
         """Check what goes together."""
@@ -365,7 +365,7 @@ def _price(options: FedKTOptions, facts: ReleaseFacts) -> Price:
 def _training(options: FedKTOptions, facts: ReleaseFacts) -> Charges:
     """Return what training the teachers costs an example; nothing if it has no price.
 
-    It depends on the number of records and on nothing that a record says.
+    It depends on the number of records and on nothing in a record.
     """
     if facts.trainer is None:
         return ()
@@ -385,7 +385,7 @@ def _no_signal(options: FedKTOptions, facts: ReleaseFacts) -> str:
         votes = facts.num_parties * options.num_splits
         if not votes:  # at a party, which adds none
             return ""
-    return drowned_votes(_mechanism(options, privacy, facts), votes)
+    return outweighed_votes(_mechanism(options, privacy, facts), votes)
 
 
 def _advice(options: FedKTOptions, facts: ReleaseFacts) -> str:
@@ -459,7 +459,7 @@ class Votes:
     def problem(self, facts: Facts) -> str:
         """Say if the fewest labels of unanimous votes are mostly noise."""
         fewest = planning.fewest_queries(facts.num_classes, facts.num_public)
-        return drowned_votes(self._mechanism(facts, fewest), self._most_votes(facts))
+        return outweighed_votes(self._mechanism(facts, fewest), self._most_votes(facts))
 
     def draft(self, facts: Facts) -> Draft:
         """Return the queries, and at L2 the teachers, that the strategy has by default."""

@@ -57,7 +57,7 @@ def deal_records(
 ) -> list[list[IntArray]]:
     """Return the positions of the records of every teacher, partition by partition.
 
-    They depend on the number of records and on nothing that a record says, so that
+    They depend on the number of records and on nothing in a record, so that
     replacing one record changes one subset of each partition and nothing else.
     """
     orders = [
@@ -206,7 +206,7 @@ class _Work:
     def votes(self) -> IntArray:
         """Count the teachers' votes, corrected if that is asked for and free.
 
-        What a privately trained teacher says is free as long as nothing but its model
+        The vote of a privately trained teacher is free as long as nothing but its model
         decides it; the exact counts of its records would undo that where no noise follows.
         """
         party, splits, promised = self.party, self.options.num_splits, self.promised

@@ -23,7 +23,7 @@ from fl_strategies.errors import KnowledgeMismatch, between, require, require_kn
 from fl_strategies.learners import LearnerFactory, require_portable
 from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.noise import VotePrivacy, choose_queries, data_dependent_figure
+from fl_strategies.privacy.noise import VotePrivacy, choose_queries, epsilon_of_votes
 from fl_strategies.privacy.planning import (
     DECIDED_AT_PARTY,
     DECIDED_AT_SERVER,
@@ -70,7 +70,7 @@ class PartyVotes:
 
     Students that vote by themselves have votes of (num_students, num_rows).
 
-    `scores` are how sure it is of each class (num_rows, num_classes), as they came, if it says.
+    `scores` are how sure it is of each class (num_rows, num_classes), as received, if sent.
     """
 
     labels: Array
@@ -83,7 +83,7 @@ class PartyVotes:
 class PartyAnswer:
     """What was read of a party: votes that are not counted yet, if any, and their training.
 
-    `training` is what the party says its privately trained teachers cost a record.
+    `training` is the reported cost of its privately trained teachers, per record.
     """
 
     votes: PartyVotes | None
@@ -395,7 +395,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         super().enter_reported(replies or [unknown])
 
     def reported(self, reply: PartyReply[PartyAnswer]) -> Sequence[Entry]:
-        """Return what a party says its teachers cost, and the counts beside them."""
+        """Return the reported cost of a party's teachers, and that of the counts."""
         counts = self.options.count_charges(self.num_classes, seeded=False)
         return [*(reply.knowledge.training or OPEN_VOTES), *counts]
 
@@ -412,7 +412,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         answered = labels >= 0
         metrics = privacy_metrics(party=self.ledger_, example=self.ledger_)
         if self.options.private_diagnostics and not privacy.seeded_noise:
-            figure = data_dependent_figure(mechanism, counts[rows], privacy.delta)
-            figure = min(figure, metrics[keys.EPSILON_PARTY])
-            metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = figure
+            epsilon = epsilon_of_votes(mechanism, counts[rows], privacy.delta)
+            epsilon = min(epsilon, metrics[keys.EPSILON_PARTY])
+            metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = epsilon
         return rows[answered], labels[answered], metrics

@@ -183,7 +183,7 @@ class AnswerNoise:
 
     @property
     def mechanism(self) -> NoisyMax | GaussianScores | LaplaceScores:
-        """What draws the noise and says what it costs."""
+        """What draws the noise and accounts for it."""
         if self.payload == "argmax":
             return NoisyMax(
                 noise=self.noise,
@@ -300,7 +300,7 @@ class LocalNoise(NoiseSpec):
     )
     max_epsilon: float | None = option(None, "the run ends before it; 0: none", above=0)
     seeded_noise: bool = option(False, "repeatable noise, which protects nobody")
-    accept_noise: bool = option(False, "continue although noise drowns all answers")
+    accept_noise: bool = option(False, "continue although noise outweighs all answers")
 
     def __post_init__(self) -> None:
         """Check that rounds are planned only for a target."""
@@ -408,7 +408,7 @@ class FedMDOptions(Options):
     trim_fraction: float = option(
         0.2, "share that trimmed-mean cuts off each side, or of liars", least=0, below=0.5
     )
-    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    delta: float = option(DEFAULT_DELTA, "delta of every epsilon", above=0, below=1)
     pretrain_epochs: int = option(
         0, "passes over labelled public rows before all", least=0, most=MAX_EPOCHS
     )
@@ -462,7 +462,7 @@ class FedMDOptions(Options):
 
     @property
     def terms(self) -> str:
-        """Everything that decides what answers and accuracies may tell, in words."""
+        """Everything that decides what answers and accuracies may reveal, in words."""
         source, sample = "seeded" if self.release.seeded_noise else "secret", self.sample
         if sample is None:
             return f"release {self.release.name}, {source}"
@@ -692,7 +692,7 @@ def _no_signal(noise: AnswerNoise | None, num_parties: int) -> str:
     """Describe noise that hides the consensus of unanimous parties, or return ""."""
     if noise is None:
         return ""
-    return planning.drowned_answers(noise.scale, noise.bound, num_parties)
+    return planning.outweighed_answers(noise.scale, noise.bound, num_parties)
 
 
 def _planned(options: FedMDOptions, facts: ReleaseFacts) -> "tuple[Answers, Facts] | None":
@@ -742,7 +742,7 @@ class Answers:
     def problem(self, facts: Facts) -> str:
         """Say if the fewest labels of parties that agree are mostly noise."""
         fewest = planning.fewest_queries(facts.num_classes, facts.num_public)
-        return planning.drowned_answers(self._scale(facts, fewest), 1.0, facts.num_parties)
+        return planning.outweighed_answers(self._scale(facts, fewest), 1.0, facts.num_parties)
 
     def num_rows(self, facts: Facts) -> int:
         """Return the most rows of a round that leave most of the consensus right."""

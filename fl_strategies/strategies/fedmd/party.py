@@ -149,7 +149,7 @@ def _reply(
 ) -> tuple[dict[str, Array], dict[str, Scalar]]:
     """Return what leaves; `private`: the model's training is paid for by itself.
 
-    Without evidence that is what the model says, with noise if there is any, and class counts
+    Without evidence that is the model's answers, with noise if there is any, and class counts
     if they are asked for. With evidence it is answers without the party's class shares, and
     these beside them. A model that was trained privately must not be followed by what was
     not: it answers as one of equal class shares, and the number of records is public.

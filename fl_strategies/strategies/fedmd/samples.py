@@ -74,7 +74,7 @@ class FedMDPartyState(PartyState):
     sample_origin = ScalarField(_NOTES, "sample", "")
     """How the sample was drawn."""
     sample_id = ScalarField(_NOTES, "sample-id", "")
-    """A random name of the sample, which says nothing about it; empty without one."""
+    """A random name of the sample, which reveals nothing about it; empty without one."""
 
     def start_anew(self) -> None:
         """Forget model, consensus and terms; the sample and what was spent stay."""
@@ -258,7 +258,7 @@ def check_size(party: Party, num_samples: int, *, replacement: bool) -> None:
 
 
 def spent_metrics(ledger: PrivacyLedger) -> Metrics:
-    """Return the privacy figures of a party.
+    """Return the privacy metrics of a party.
 
     A secret sample spends delta whatever epsilon is. If there is one, delta is the chance
     that a record is in it, plus the ledger's own delta if noise was used as well.

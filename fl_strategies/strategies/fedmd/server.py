@@ -4,7 +4,7 @@ Sun, Lyu: Federated Model Distillation with Noise-Free Differential Privacy (IJC
 Algorithm 1, after Li, Wang: FedMD (2019).
 
     round 1   party    a model is trained on private records (with NFDP: on a sample of them,
-                       drawn once), and says what it thinks of some public rows
+                       drawn once), and answers about some public rows
               server   combines the answers of all parties to a consensus
     round r   party    digests the consensus of round r - 1 on the public rows it is about,
                        revisits its records and answers about the public rows of round r

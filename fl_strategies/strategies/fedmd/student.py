@@ -57,7 +57,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """A consensus: what the federation says about the public rows of one round."""
+    """A consensus: the federation's answers about the public rows of one round."""
 
     server_round: int
     rows: IntArray

@@ -39,7 +39,7 @@ from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.privacy.planning import (
     Draft,
     Facts,
-    drowned_cells,
+    outweighed_cells,
     usual_cells,
     usual_cells_of_parties,
 )
@@ -295,7 +295,7 @@ class Histogram(SumPlanner):
     def problem(self, facts: Facts) -> str:
         """Describe noise that exceeds what a cell has, or return ""."""
         _, share, noise = self._usual(facts)
-        return drowned_cells(share, noise, self.whose)
+        return outweighed_cells(share, noise, self.whose)
 
     def draft(self, facts: Facts) -> Draft:
         """Return the histogram that the strategy makes by default."""
@@ -367,7 +367,7 @@ class FedHistogram(SumStrategy[Cells]):
         noise = self._of_one_division(self._summed(self._mechanism)) / self._length
         planner, cells = self._planner, self._summary.num_cells
         share = planner.share(cells, self.num_parties, self._num_records)
-        return drowned_cells(share, noise, planner.whose)
+        return outweighed_cells(share, noise, planner.whose)
 
     def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
         """Return counts within what noise makes likely; without noise all are possible."""

@@ -53,7 +53,7 @@ class SumPrivacy(Options):
     target_epsilon: float | None = option(
         None, "what the sums cost an example, at L1 a party; 0: no noise", least=1e-3
     )
-    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    delta: float = option(DEFAULT_DELTA, "delta of every epsilon", above=0, below=1)
     seeded_noise: bool = option(False, "repeatable noise, which protects nobody")
     accept_noise: bool = option(False, "run even if noise exceeds the sums")
 

@@ -25,7 +25,7 @@ from fl_strategies.privacy.planning import (
     USUAL_STRENGTH,
     Draft,
     Facts,
-    drowned_components,
+    outweighed_components,
     usual_components,
 )
 from fl_strategies.release import variants_at
@@ -344,7 +344,7 @@ class Regression(SumPlanner):
 
     def problem(self, facts: Facts) -> str:
         """Describe noise that leaves no signal in even one component, or return ""."""
-        return drowned_components(self._share(facts))
+        return outweighed_components(self._share(facts))
 
     def draft(self, facts: Facts) -> Draft:
         """Return the regression that the strategy makes by default."""
@@ -424,7 +424,7 @@ class FedRegression(SumStrategy[Components]):
 
     def _no_signal(self) -> str:
         """Describe noise that leaves no signal in two components, or return ""."""
-        return drowned_components(self._noise_share())
+        return outweighed_components(self._noise_share())
 
     def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
         """Return the nearest sums that rows like the public ones give."""

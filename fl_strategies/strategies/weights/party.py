@@ -150,7 +150,7 @@ class WeightsParty(PartyRole):
 
 
 def _check_problem(party: Party, config: ConfigRecord) -> None:
-    """Raise unless a server that says what it works on says what this party has."""
+    """Raise unless what a server states of its problem is what this party has."""
     if keys.PUBLIC_HASH in config:
         check_public_data(party, config)
     if TASK in config:
@@ -190,7 +190,7 @@ CLASS_COUNTS: Final = "class-counts"
 
 
 class CountedParty(WeightsParty):
-    """The role of `WeightsParty` that also tells its class counts, as they are."""
+    """The role of `WeightsParty` that also sends its class counts, as they are."""
 
     also_leaves: ClassVar[tuple[str, ...]] = ("class counts left the party exactly",)
 

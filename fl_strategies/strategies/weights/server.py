@@ -314,7 +314,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         return release_plan(self.name, self.options, ReleaseFacts(num_classes=self.num_classes))
 
     def reported(self, reply: PartyReply[LocalWeights]) -> Sequence[Entry]:
-        """Return what a party says that its weights have cost."""
+        """Return the reported cost of a party's weights."""
         return reply.knowledge.charges
 
     def adopt(self, run: Run) -> None:
@@ -334,7 +334,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         return {keys.LEARNER: self.model_name}
 
     def party_config(self) -> dict[str, Scalar]:
-        """Return the model's name, its task, how to train it, and what Flower's class says."""
+        """Return the model's name, its task, how to train it, and Flower's own settings."""
         public = {} if self.public_hash is None else {keys.PUBLIC_HASH: self.public_hash}
         return {
             **self.options.to_config(),
