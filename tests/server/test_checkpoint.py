@@ -97,22 +97,29 @@ def test_a_run_without_a_kill_is_the_same_with_and_without_a_checkpoint(
     assert set(result.train_metrics_clientapp) == set(expected.train_metrics_clientapp)
 
 
-def test_the_servers_noise_is_drawn_once(tmp_path: Path) -> None:
-    """Killed after the noisy labels are known, a run uses these; a new run draws others."""
-    options: dict[str, Any] = {
-        "privacy_level": "L1",
-        "gamma": 0.3,
-        "noise": "laplace",
-        "accept_noise": True,
-    }
+CENTRAL = {"privacy_level": "central", "target_epsilon": 3.0, "num_cells": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedkt", {"privacy_level": "L1", "gamma": 0.3, "noise": "laplace"}),
+        ("fedhistogram", CENTRAL),
+    ],
+)
+def test_the_servers_noise_is_drawn_once(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Killed after the noise is drawn, a run uses it again; a new run draws another."""
+    options = {**options, "accept_noise": True}
     app = client_app(load_toy_party)
-    first = build("fedkt", tmp_path / "run", **options)
+    first = build(name, tmp_path / "run", **options)
     with pytest.raises(Killed):
         start(first, MortalGrid(app, NUM_PARTIES), 1)  # dies while the model is delivered
 
-    resumed = build("fedkt", tmp_path / "run", resume=True, **options)
+    resumed = build(name, tmp_path / "run", resume=True, **options)
     start(resumed, MortalGrid(app), 1)
-    others = [build("fedkt", tmp_path / f"{n}", **options) for n in range(3)]
+    others = [build(name, tmp_path / f"{n}", **options) for n in range(3)]
     for other in others:
         start(other, MortalGrid(app), 1)
 

@@ -121,21 +121,6 @@ def test_verbose_shows_the_log_of_flower(
     assert not caplog.records
 
 
-def test_a_folder_that_cannot_be_written_ends_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sentence comes before the first party has worked."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(
-        "simulations.runtime.local.run_local", lambda *_, **__: pytest.fail("trained")
-    )
-
-    code = main(["run", *FAST, f"--set=output-dir={tmp_path}/file/runs"])
-
-    assert code == 1
-    assert "run: output-dir must be writable" in capsys.readouterr().err
-
-
 def test_a_model_that_cannot_travel_is_explained(tmp_path: Path) -> None:
     """The report says why there is no model, and nothing of it is left."""
     kept = run(tmp_path, "--strategy=fedkt", "--set=final-learner=svm", "--set=solo=false")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
@@ -24,10 +23,9 @@ from fl_strategies.strategies.sums.histogram import Cells, class_shares, count_r
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
-from tests.kept import Killed, MortalGrid, with_journal
+from tests.kept import with_journal
 from tests.toys import (
     PUBLIC,
-    TEST,
     WatchedGrid,
     common_options,
     load_toy_party,
@@ -218,22 +216,6 @@ def test_a_trusted_server_adds_noise_once() -> None:
     assert noise[0] == pytest.approx(2 * noise[1])  # type: ignore[operator]
     assert result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] <= 3.0  # type: ignore[operator]
     assert "except the server, which is trusted" in central.ledger_.statement()
-
-
-def test_noise_of_the_server_is_drawn_once(tmp_path: Path) -> None:
-    """Killed after the noise was drawn, a run uses it again."""
-    options = {**PRIVATE, "privacy_level": "central", "num_parties": 3, "num_cells": 4}
-    first = histogram(**options, checkpoint_dir=tmp_path)
-    with pytest.raises(Killed):
-        first.start(MortalGrid(APP, dies_after=3), ArrayRecord(), num_rounds=1)
-    runs = []
-    for _ in range(2):
-        resumed = histogram(**options, checkpoint_dir=tmp_path, resume=True)
-        with pytest.raises(Killed):
-            resumed.start(MortalGrid(APP, dies_after=0), ArrayRecord(), num_rounds=1)
-        runs.append(resumed.model_.logits(TEST[0]).tobytes())
-
-    assert runs[0] == runs[1]
 
 
 def test_an_upload_is_four_bytes_a_count() -> None:

@@ -36,7 +36,7 @@ from fl_strategies.wire.knowledge import (
     offer,
 )
 from simulations.runtime.local import InMemoryGrid
-from tests.toys import NUM_CLASSES, blobs, common_options, load_toy_party
+from tests.toys import blobs, common_options, load_toy_party, torch_factory
 
 EVERY = wire.readable()
 ROWS = blobs(1500, "public", 7)[0]
@@ -57,10 +57,6 @@ def sent(values: np.ndarray, encoding: str) -> Knowledge:
 
 
 # Scores.
-
-
-def test_zstd_is_there_where_pyarrow_is() -> None:
-    assert EVERY == ("zstd", "zlib")
 
 
 @pytest.mark.parametrize("encoding", EVERY)
@@ -110,6 +106,8 @@ def test_nothing_known_is_offered(offered: Any) -> None:
 
 
 def test_the_best_that_both_know_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zstd is there where pyarrow is."""
+    assert EVERY == ("zstd", "zlib")
     assert sent(few_levels(5000), "zlib,zstd").meta[ENCODING] == "zstd"
     assert sent(few_levels(5000), "zlib").meta[ENCODING] == "zlib"
     monkeypatch.setattr(wire, "_zstd", lambda: None)
@@ -368,15 +366,8 @@ def test_zlib_bombs_of_many_layers_cost_what_was_asked_for() -> None:
 
 
 def network() -> Any:
-    torch = pytest.importorskip("torch")
-    from clients.networks.learner import TorchLearner
-
-    def build() -> Any:
-        return torch.nn.Sequential(
-            torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, NUM_CLASSES)
-        )
-
-    return TorchLearner(build, num_classes=NUM_CLASSES, epochs=5, batch_size=16)
+    pytest.importorskip("torch")
+    return torch_factory(64, epochs=5, batch_size=16)()
 
 
 def with_network(context: Context) -> Party:
