@@ -252,7 +252,6 @@ def sending(**arrays: Array) -> Change:
 
 
 LARGE = np.full((3, 2), 1e300)
-NO_EVENTS = json.dumps(PrivacyLedger("example").state_dict())
 
 
 def many_events(content: RecordDict) -> None:
@@ -277,12 +276,7 @@ def many_events(content: RecordDict) -> None:
         (with_meta(keys.NUM_EXAMPLES, 40.0), "num-examples must be a whole number from 1"),
         (with_meta(keys.NUM_EXAMPLES, True), "num-examples must be a whole number from 1"),
         (with_meta(keys.NUM_EXAMPLES, 2**60), "num-examples must be a whole number from 1"),
-        (with_meta("privacy-events", "[]"), "privacy events must be as written here"),
         (with_meta("privacy-events", "["), "privacy events must be as written here"),
-        (with_meta("privacy-events", "[" * 90_000), "privacy events must be as written here"),
-        (with_meta("privacy-events", 3), "privacy events must be as written here"),
-        (with_meta("privacy-events", " " * 200_000), "privacy events must be as written"),
-        (with_meta("privacy-events", NO_EVENTS), "privacy events must be as written here"),
         (many_events, "privacy events must be as written here"),
     ],
 )
