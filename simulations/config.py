@@ -223,7 +223,7 @@ got 'num-splits', which fedkt has.
     def of(cls, **given: object) -> Self:
         """Return settings by snake_case names, those of the strategy too; None: not given."""
         whole = {key_of(name): value for name, value in given.items()}
-        strategy = str(whole.get("strategy", _default_strategy()))
+        strategy = str(whole.get("strategy", DEFAULT_STRATEGY))
         known = known_settings(strategy)
         for key in whole:
             _require_known(strategy, key)
@@ -254,7 +254,7 @@ got 'num-splits', which fedkt has.
         """
         given = {**run_config, **{key_of(name): value for name, value in overrides.items()}}
         given = by_new_names(given)
-        strategy = str(given.get("strategy", _default_strategy()))
+        strategy = str(given.get("strategy", DEFAULT_STRATEGY))
         for key in given:
             _require_known(strategy, key)
         final = {k.removeprefix(FINAL): v for k, v in given.items() if k.startswith(FINAL)}
@@ -304,10 +304,6 @@ def _plain(value: object) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _default_strategy() -> str:
-    return str(Settings.settings()["strategy"].default)
-
-
 def options_of(strategy: str) -> type[Options]:
     """Return what can be set about a strategy."""
     return find_algorithm(strategy).strategy.options_type
@@ -336,13 +332,15 @@ def known_settings(strategy: str) -> Mapping[str, Setting]:
 
 @functools.cache
 def common_settings() -> Mapping[str, Setting]:
-    """Return the settings that runs of all strategies have."""
-    final = {f"{FINAL}{key}": one for key, one in FinalOptions.settings().items()}
+    """Return the settings that runs of all strategies have, those of models last."""
+    own, models = Settings.settings(), ModelOptions.settings()
+    first = {key: setting for key, setting in own.items() if key not in models}
     old = {
         key: Setting(key, type(absent), absent, f"old name of {new}", (), False)
         for key, (new, absent) in RENAMED.items()
     }
-    return {**Settings.settings(), **final, **old}
+    final = {f"{FINAL}{key}": one for key, one in FinalOptions.settings().items()}
+    return {**first, **models, **old, **final}
 
 
 def by_new_names(given: Mapping[str, Value]) -> dict[str, Value]:
@@ -412,21 +410,14 @@ def _require_known(strategy: str, key: str) -> None:
 
 def describe() -> Iterator[tuple[str, Value, str]]:
     """Give key, default and meaning of every setting, in the sections of a run config."""
-    own, models = Settings.settings(), ModelOptions.settings()
-    for key in [*(key for key in own if key not in models), *models]:
-        yield key, own[key].default, _meaning(own[key])
-    for key, (new, absent) in RENAMED.items():
-        yield key, absent, f"old name of {new}"
-    for key, setting in FinalOptions.settings().items():
-        yield f"{FINAL}{key}", setting.default, _meaning(setting)
-    for section, name in all_sections().items():
-        for setting in options_of(name).settings().values():
-            yield f"{section}.{setting.key}", setting.default, _meaning(setting)
-
-
-def _meaning(setting: Setting) -> str:
-    choices = f": {' '.join(setting.choices)}" if setting.choices else ""
-    return setting.meaning + choices
+    of_strategies = {
+        f"{section}.{key}": setting
+        for section, name in all_sections().items()
+        for key, setting in options_of(name).settings().items()
+    }
+    for key, setting in {**common_settings(), **of_strategies}.items():
+        choices = f": {' '.join(setting.choices)}" if setting.choices else ""
+        yield key, setting.default, setting.meaning + choices
 
 
 def parse_assignments(texts: Sequence[str], *strategies: str) -> dict[str, Value]:
@@ -448,7 +439,7 @@ def parse_assignments(texts: Sequence[str], *strategies: str) -> dict[str, Value
         key, equals, value = text.partition("=")
         require(bool(equals), OWNER, "an assignment", "of the form key=value", text)
         pairs[key.strip()] = value.strip()
-    named = [pairs["strategy"]] if "strategy" in pairs else strategies or [_default_strategy()]
+    named = [pairs["strategy"]] if "strategy" in pairs else strategies or [DEFAULT_STRATEGY]
     return {key: _setting(named, key).parse(OWNER, value) for key, value in pairs.items()}
 
 

@@ -67,7 +67,7 @@ class Problem(NamedTuple):
 
 
 Builder: TypeAlias = Callable[[ModelOptions, Problem], Learner]
-ClassifierBuilder: TypeAlias = Callable[[ModelOptions, int], Learner]
+ClassifierBuilder: TypeAlias = Callable[..., Learner]
 
 HIDDEN_UNITS: Final = 100
 BOOSTING_DEPTH: Final = 6
@@ -103,11 +103,11 @@ def multilayer_perceptron(num_features: int, num_classes: int) -> "torch.nn.Modu
 
 def _classifier(build: ClassifierBuilder, settings: ModelOptions, problem: Problem) -> Learner:
     if problem.task == "single-label":
-        return build(settings, problem.num_classes)
+        return build(settings, num_classes=problem.num_classes)
     has_labels, rule = problem.task == "multi-label", "single-label or multi-label"
     require(has_labels, "learner_factory", "task", f"{rule} for a classifier", problem.task)
     return clients.MultiLabelLearner(
-        functools.partial(build, settings, 2), num_classes=problem.num_classes
+        functools.partial(build, settings, num_classes=2), num_classes=problem.num_classes
     )
 
 
@@ -146,7 +146,7 @@ ESTIMATORS: Final[Mapping[str, tuple[str, Callable[[ModelOptions], dict[str, Any
 """Classifiers of scikit-learn: class and parameters."""
 
 
-def _estimator(name: str, settings: ModelOptions, num_classes: int) -> Learner:
+def _estimator(name: str, settings: ModelOptions, *, num_classes: int) -> Learner:
     path, parameters = ESTIMATORS[name]
     module, _, estimator = path.partition(".")
     library = import_library(name, f"sklearn.{module}", "sklearn")
@@ -228,10 +228,6 @@ SCORE_LEARNERS: Final[Mapping[str, Wrapper]] = {
 }
 
 
-def _labels(name: str, settings: ModelOptions, num_classes: int) -> Learner:
-    return LABEL_LEARNERS[name].make(name, settings, num_classes=num_classes)
-
-
 def _scores(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     return SCORE_LEARNERS[name].make(name, settings, **problem.outputs)
 
@@ -292,7 +288,7 @@ NETWORKS: Final = (
 )
 CLASSIFIERS: Final[Mapping[str, ClassifierBuilder]] = {
     **{name: functools.partial(_estimator, name) for name in ESTIMATORS},
-    **{name: functools.partial(_labels, name) for name in LABEL_LEARNERS},
+    **{name: functools.partial(one.make, name) for name, one in LABEL_LEARNERS.items()},
 }
 LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {

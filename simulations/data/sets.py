@@ -212,18 +212,15 @@ def _dataset(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: R
     )
 
 
-def _load_digits(name: str, request: Request) -> Dataset:
-    data = import_library(name, "sklearn.datasets", "sklearn").load_digits()
-    rows = request.limit(split_rows(len(data.data), EMBEDDED_TRAIN_SHARE, request.rng))
-    x, y = (data.data / 16).astype(np.float32), data.target.astype(np.int64)
-    return _dataset(name, x, y, DIGITS, rows)
-
-
-def _load_breast_cancer(name: str, request: Request) -> Dataset:
-    data = import_library(name, "sklearn.datasets", "sklearn").load_breast_cancer()
-    rows = request.limit(split_rows(len(data.data), EMBEDDED_TRAIN_SHARE, request.rng))
-    classes = tuple(str(target) for target in data.target_names)
-    return _scaled(name, data.data, data.target.astype(np.int64), classes, rows)
+def _load_embedded(name: str, request: Request) -> Dataset:
+    """Load a set that comes with scikit-learn; pixels of digits lie between 0 and 1."""
+    library = import_library(name, "sklearn.datasets", "sklearn")
+    data = getattr(library, f"load_{name.replace('-', '_')}")()
+    x, y = data.data, data.target.astype(np.int64)
+    rows = request.limit(split_rows(len(x), EMBEDDED_TRAIN_SHARE, request.rng))
+    if name == "digits":
+        return _dataset(name, (x / 16).astype(np.float32), y, DIGITS, rows)
+    return _scaled(name, x, y, tuple(map(str, data.target_names)), rows)
 
 
 def _load_libsvm(name: str, request: Request) -> Dataset:
@@ -341,8 +338,7 @@ def _rows_of_table(y: IntArray, request: Request) -> Rows:
 
 LOADERS: Final[Mapping[str, Loader]] = MappingProxyType(
     {
-        "digits": _load_digits,
-        "breast-cancer": _load_breast_cancer,
+        **dict.fromkeys(("digits", "breast-cancer"), _load_embedded),
         **dict.fromkeys(LIBSVM_FILES, _load_libsvm),
         **dict.fromkeys(IMAGE_SETS, load_images),
         **dict.fromkeys(TEXT_SETS, load_texts),
