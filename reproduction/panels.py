@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simulations.experiments.plots import GRID, NUM_COLOURS, new_figure
+from simulations.experiments.plots import GRID, new_figure
 
 PANEL_INCHES: Final = (4.6, 3.6)
 PANELS_PER_ROW: Final = 3
 POINTS_WITH_MARKERS: Final = 25
+NUM_COLOURS: Final = 10
 STYLES: Final = ("-", "--", ":", "-.")
 
 

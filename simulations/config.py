@@ -106,7 +106,7 @@ got 'num-splits', which fedkt has.
     mixing: float = option(0.0, "share of rows that pooled-halves deals anew", least=0)
     shares: str = option("", "parties' shares of the rows, such as 0.7,0.3; empty: equal")
     min_records: int = option(10, "fewest records of a party", least=0)
-    learner: str = option("", "party models, taken in turn; empty: some that fit")
+    learner: str = option("", "party models, assigned round-robin; empty: some that fit")
     teacher: str = option("", "model of teachers, if there are any; empty: the party's")
     final_learner: str = option("", "model that the server trains; empty: one that fits")
     pretrain_once: bool = option(False, "one pre-trained model for all parties")
@@ -174,7 +174,7 @@ got 'num-splits', which fedkt has.
 
     @property
     def learner_names(self) -> tuple[str, ...]:
-        """Names in `learner`, which parties take in turn; none if some are to be chosen."""
+        """Names in `learner`, assigned round-robin; none if some are to be chosen."""
         return tuple(name.strip() for name in self.learner.split(",") if self.learner)
 
     @property

@@ -60,7 +60,7 @@ MAY_CHANGE = frozenset(
 )
 """Settings that a run may have another value of when it is resumed."""
 USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
-"""Models that parties have by default, in turn."""
+"""Models that parties have by default, round-robin."""
 SCORERS = ("xgboost-scores", "forest-scores", "mlp")
 """The same where models learn from scores or travel."""
 FINAL = ("extra-trees", "xgboost-scores", "mlp")
@@ -124,7 +124,7 @@ class Federation:
 
     @cached_property
     def learner_names(self) -> tuple[str, ...]:
-        """Models of the parties, taken in turn: those asked for, or some that fit."""
+        """Models of the parties, round-robin: those asked for, or some that fit."""
         if self.settings.learner_names:
             return self.settings.learner_names
         if not (any(kind.parties_train for kind in self.kinds) or self.settings.solo):

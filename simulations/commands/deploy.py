@@ -65,7 +65,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop", default="", metavar="COLUMNS", help="columns to drop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--formats", default=",".join(FORMATS), help="of parties' files, taken in turn"
+        "--formats", default=",".join(FORMATS), help="of parties' files, round-robin"
     )
     parser.add_argument(
         "--set",

@@ -157,7 +157,7 @@ class Split:
 def write_split(
     settings: Settings, folder: Path, formats: Sequence[str] = FORMATS[:1]
 ) -> Split:
-    """Deal a data set to parties and write a file for each; formats are taken in turn."""
+    """Deal a data set to parties and write a file for each; formats are round-robin."""
     known = {ending.removeprefix(".") for ending in (ARCHIVE, *TABLES)}
     for name in formats:
         require(name in known, "split", "format", f"one of {', '.join(sorted(known))}", name)
@@ -245,7 +245,7 @@ def prepare(
     folder : Path
         A new folder, or one that holds no federation yet.
     formats : sequence of str
-        Of the parties' data files, taken in turn.
+        Of the parties' data files, round-robin.
     max_epsilon : float
         Budget of every party; 0: it only keeps a record, and its policy allows releases
         without noise, which are public data here.

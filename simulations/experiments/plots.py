@@ -12,7 +12,6 @@ from simulations.experiments.entries import VARIANTS
 from simulations.results.report import summarise
 
 DOTS_PER_INCH: Final = 150
-NUM_COLOURS: Final = 10
 GRID: Final = 0.3
 
 
@@ -38,7 +37,20 @@ def save(figure: Any, target: Path) -> None:
 # Comparisons: accuracy against bytes and, with budgets, against epsilon
 
 COMPARISON_INCHES: Final = (6.4, 4.8)
-POINT_MARKERS: Final = "osD^vP*X<"  # nine, so that with ten colours ninety points differ
+COLOURS: Final = (
+    "#0072b2",
+    "#56b4e9",
+    "#d55e00",
+    "#e69f00",
+    "#009e73",
+    "#7f5539",
+    "#cc79a7",
+    "#3a0ca3",
+    "#6a994e",
+    "#9d0208",
+)
+"""Colours that people who see few of them can tell apart; the first ones do best."""
+MARKERS: Final = "osD^vP*X<"  # nine, so that with ten colours ninety points differ
 STEP_ASIDE: Final = 1.06
 BASELINE_STYLES: Final = {"central-": "-", "best-solo-": "--", "solo-": "-.", "majority-": ":"}
 
@@ -113,29 +125,12 @@ def _draw_baselines(axes: Any, summary: Summary) -> None:
 
 def point_look(number: int) -> dict[str, str]:
     """Return the colour and marker of an entry."""
-    return {
-        "color": f"C{number % NUM_COLOURS}",
-        "marker": POINT_MARKERS[number % len(POINT_MARKERS)],
-    }
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 # Curves: accuracy against epsilon
 
 INCHES: Final = (9.6, 5.0)
-COLOURS: Final = (
-    "#0072b2",
-    "#56b4e9",
-    "#d55e00",
-    "#e69f00",
-    "#009e73",
-    "#7f5539",
-    "#cc79a7",
-    "#3a0ca3",
-    "#6a994e",
-    "#9d0208",
-)
-"""Colours that people who see few of them can tell apart; the first ones do best."""
-MARKERS: Final = "osD^vP*X<>"
 GREY: Final = "#555555"
 ROOM: Final = 1.25
 """Factor by which the axis of epsilon exceeds the first and the last budget."""
@@ -183,8 +178,7 @@ def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
 def _curve_look(name: str) -> dict[str, str]:
     """Return colour and marker, the same in every picture of a unit."""
     (own,) = (variant for variant in VARIANTS if variant.name == name)
-    number = [variant for variant in VARIANTS if variant.unit == own.unit].index(own)
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    return point_look([one for one in VARIANTS if one.unit == own.unit].index(own))
 
 
 def _label(summary: CurveSummary, curve: Curve) -> str:
