@@ -40,9 +40,13 @@ def with_value(array: np.ndarray, position: Any, value: float) -> np.ndarray:
         ({"x_test": PARTY.x[:, :1], "y_test": PARTY.y}, "x_test must be rows of shape"),
     ],
 )
-def test_bad_data_is_named(change: dict[str, Any], sentence: str) -> None:
+def test_bad_data_and_numbers_are_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidData, match=f"Party 3: {sentence}"):
         replace(PARTY, **change)
+    with pytest.raises(InvalidParameter, match="num_classes must be at least 2, got 1"):
+        replace(PARTY, num_classes=1)
+    with pytest.raises(InvalidParameter, match="partition_id must be at least 0, got -1"):
+        replace(PARTY, partition_id=-1)
 
 
 @pytest.mark.parametrize(
@@ -73,18 +77,6 @@ def test_an_unknown_label_becomes_the_commonest_public_class(
     labelled = replace(PARTY, y=y, public_y=public_y)
     assert labelled.y.tolist() == with_value(PARTY.y, 5, 2).tolist()
     assert "1 labels of y are no class; class 2 stands in for each" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"num_classes": 1}, "num_classes must be at least 2, got 1"),
-        ({"partition_id": -1}, "partition_id must be at least 0, got -1"),
-    ],
-)
-def test_bad_numbers_are_named(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidParameter, match=sentence):
-        replace(PARTY, **change)
 
 
 def test_content_hash_sees_type_shape_order_and_values_but_no_memory_layout() -> None:

@@ -820,19 +820,24 @@ def evaluate(party: Party, received: Knowledge, state: PartyState | None = None)
     return CodistillParty().evaluate(party, received, asked("ekd"), state or PartyState())
 
 
-@pytest.mark.parametrize("first", [1, -1, None, "0", True])
-def test_terms_that_leave_a_gap_are_refused(first: Any) -> None:
-    """A sum with missing terms is another predictor."""
-    with pytest.raises(KnowledgeMismatch, match="first-term must be 0, the terms known so far"):
-        evaluate(ridge_party(), delivered(fitted_model(sign=1), first=first))
+GAP = "first-term must be 0, the terms known so far"
+NO_SIGN = "the sign of a term must be 1 or -1"
 
 
-@pytest.mark.parametrize("sign", [0, 2, 1.0, "1", None])
-def test_signs_are_plus_or_minus_one(sign: Any) -> None:
-    """Nothing else is a term of the sum."""
-    meta = {} if sign is None else {SIGN: sign}
-    with pytest.raises(KnowledgeMismatch, match="the sign of a term must be 1 or -1"):
-        evaluate(ridge_party(), delivered(fitted_model(**meta)))
+@pytest.mark.parametrize(
+    ("first", "meta", "rule"),
+    [
+        *((first, {SIGN: 1}, GAP) for first in (1, -1, None, "0", True)),
+        *((0, {SIGN: sign}, NO_SIGN) for sign in (0, 2, 1.0, "1")),
+        (0, {}, NO_SIGN),
+    ],
+)
+def test_terms_that_leave_a_gap_or_have_no_sign_are_refused(
+    first: Any, meta: dict[str, Any], rule: str
+) -> None:
+    """A sum with missing terms is another predictor, and nothing else is a term of it."""
+    with pytest.raises(KnowledgeMismatch, match=rule):
+        evaluate(ridge_party(), delivered(fitted_model(**meta), first=first))
 
 
 def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
