@@ -392,7 +392,7 @@ class KeptRun:
 
     @property
     def state(self) -> RecordDict | None:
-        """What the party's role kept when it last answered, or None."""
+        """State of the party's role after its last answer, or None."""
         return self._below(_STATE) if self._records is not None else None
 
     def answer(self, kind: str, question: str) -> RecordDict | None:

@@ -134,7 +134,7 @@ Committee: TypeAlias = MeanEnsemble | SignedEnsemble | StackedEnsemble
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What must be known to make a model of its arrays.
+    """Metadata that is needed to make a model of its arrays.
 
     Parameters
     ----------

@@ -129,11 +129,11 @@ got 'num-splits', which fedkt has.
     pate: bool = option(False, "also train PATE on the pooled data, to compare")
     public_only: bool = option(False, "also train on labelled public rows alone, to compare")
     final: FinalOptions = field(default_factory=FinalOptions)
-    """What is set about the server's model."""
+    """Settings of the server's model."""
     options: Options = field(default_factory=Options)
-    """What is set about the strategy."""
+    """Settings of the strategy."""
     then_options: Options = field(default_factory=Options)
-    """What is set about the one that continues, by its section alone."""
+    """Settings of the strategy that continues, by its section alone."""
 
     def __post_init__(self) -> None:
         """Check each setting, then what goes together."""

@@ -97,7 +97,7 @@ class Federation:
     rows: list[IntArray]
     """Row numbers of `dataset.x_train` that each party holds."""
     members: Mapping[int, int] | None = None
-    """Which node is which party, where an operator knows."""
+    """Parties by node id, where an operator knows."""
 
     @cached_property
     def kind(self) -> type[KnowledgeStrategy[Any]]:
@@ -112,7 +112,7 @@ class Federation:
 
     @cached_property
     def needs(self) -> tuple[tuple[type, ...], tuple[type, ...]]:
-        """What the strategies need of the parties' models, and of the server's."""
+        """Protocols that the parties' models need, and the server's."""
         party = [need for kind in self.kinds for need in kind.party_learner_needs]
         final = [need for kind in self.kinds for need in kind.final_learner_needs]
         return tuple(dict.fromkeys(party)), tuple(dict.fromkeys(final))

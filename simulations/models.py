@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """What a model is to learn: rows of which shape, how many outputs, of which kind."""
+    """A learning problem: shape of rows, number of outputs, and task."""
 
     row_shape: tuple[int, ...]
     num_classes: int
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """What learners take of it."""
+        """The parameters of learners."""
         return {"num_classes": self.num_classes, "task": self.task}
 
 

@@ -118,7 +118,7 @@ _LOW_HALF: Final = 0xFFFFFFFF
 
 
 class Rule(NamedTuple):
-    """How trees grow."""
+    """Rules of growth."""
 
     max_depth: int
     learning_rate: float
@@ -127,7 +127,7 @@ class Rule(NamedTuple):
 
 
 class Units(NamedTuple):
-    """What 1 stands for in the upper and the lower half of a word."""
+    """Units of the upper and the lower half of a word."""
 
     slope: float
     curvature: float

@@ -37,7 +37,7 @@ _ZERO, _UNIT, _TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
 class Goal(NamedTuple):
-    """What is to be learned: labels int64 (n,) or targets float32 (n, classes)."""
+    """The target of learning: labels int64 (n,) or targets float32 (n, classes)."""
 
     kind: int
     of_shares: bool
@@ -158,7 +158,7 @@ class Learned(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How far the steps of an epoch go."""
+    """Step sizes of an epoch."""
 
     rates: Array
     """float32: step size over the correction of the mean."""

@@ -1,4 +1,4 @@
-"""What strategies beyond averaging need of a network: its last layer, features and terms.
+"""Parts of a network for strategies beyond averaging: last layer, features and loss terms.
 
 The terms of an `Objective` are gradients of weights, or losses that see the batch. Twins of a
 network with other numbers of hidden units are made here too.
@@ -49,7 +49,7 @@ def head_of(module: nn.Module) -> nn.Linear:
 
 
 class SeenFeatures:
-    """What the last dense layer of a module takes, in its latest pass, while entered."""
+    """Inputs of a module's last dense layer in its latest pass, while entered."""
 
     def __init__(self, module: nn.Module) -> None:
         self._head = head_of(module)
@@ -154,7 +154,7 @@ def stepping(learner: L, objective: Objective | None) -> L:
 
 
 class AppliedObjective:
-    """What the terms of an objective add to the training of one module.
+    """Contribution of an objective's terms to the training of one module.
 
     Parameters
     ----------

@@ -349,7 +349,7 @@ class DPTorchLearner(TorchLearner):
 
     @property
     def privacy_events(self) -> Spent:
-        """What training of this learner has spent so far, each event with its count.
+        """Events that training of this learner has spent so far, each with its count.
 
         Predictions, `to_arrays` and a `distill` of public rows add nothing. A twin from
         `from_arrays` has touched no private data here and so has no events; its sender's

@@ -381,7 +381,7 @@ def hold_out(x: Array, y: Array, share: float, rng: np.random.Generator) -> tupl
 
 @dataclass
 class _Best:
-    """How far one module has got."""
+    """Best state of one module so far."""
 
     loss: float = math.inf
     epoch: int = 0

@@ -99,7 +99,7 @@ class WeightedLabels(NamedTuple):
     """Labels of rows, several a row with weights that sum to 1, in the order of rows."""
 
     rows: IntArray
-    """Which row a label belongs to, (m,); every row has at least one."""
+    """Row of each label, (m,); every row has at least one."""
     classes: IntArray
     weights: FloatArray
 

@@ -44,17 +44,17 @@ _LOW_HALF: Final = np.uint64(0xFFFFFFFF)
 
 
 class Planting(NamedTuple):
-    """What the trees of one model grow from."""
+    """Inputs of the trees of one model."""
 
     table: BitTable
     classes: Array
     """Whether a row counts for a class in a tree, (k, w, num_trees) of uint64."""
     keys: Array
-    """Where each tree's randomness starts, (num_trees,) of uint64."""
+    """Start of each tree's randomness, (num_trees,) of uint64."""
 
 
 class Limits(NamedTuple):
-    """How far trees grow."""
+    """Limits of growth."""
 
     max_depth: int
     num_candidates: int

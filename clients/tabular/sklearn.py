@@ -99,7 +99,7 @@ Sizes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 class Shape(NamedTuple):
-    """What the receiver knows of a model before it looks at the arrays."""
+    """Public facts about a model, known before its arrays are read."""
 
     num_classes: int
     width: int
@@ -624,7 +624,7 @@ def _softmax(decisions: Array) -> FloatArray:
 
 
 class _Form(NamedTuple):
-    """How models of some types become arrays, and arrays become such models."""
+    """Conversion between models of some types and arrays."""
 
     types: tuple[type, ...]
     encode: Callable[[Any], dict[str, Array]]

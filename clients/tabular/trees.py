@@ -38,7 +38,7 @@ _BYTES_AT_ONCE: Final = 2**24
 
 
 class Thresholds(NamedTuple):
-    """Where rows can be split: a row goes right where its feature is above the threshold."""
+    """Possible splits: a row goes right where its feature is above the threshold."""
 
     features: IntArray
     values: FloatArray

@@ -141,13 +141,13 @@ def say(text: str) -> None:
 
 
 def describe_file(settings: Settings) -> None:
-    """Say how a user's own file was understood, before anything is trained on it."""
+    """Describe a user's own file as it was read, before anything is trained on it."""
     if settings.data not in LOADERS:
         say(f"{load_federation(settings).describe_data()}\n")
 
 
 def say_stopped(kept: Path) -> int:
-    """Say what a stopped experiment has kept; return the exit code."""
+    """Report what a stopped experiment has kept; return the exit code."""
     rest = f"What is finished is in {kept}" if kept.exists() else "Nothing is finished"
     say(f"\nStopped. {rest}; the same command resumes.\n")
     return STOPPED

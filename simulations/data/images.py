@@ -304,7 +304,7 @@ Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Where an image data set is kept, how its file is read, and its published scale."""
+    """An image data set: its file, the reader of it, and its published scale."""
 
     file: str
     origin: str

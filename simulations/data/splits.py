@@ -87,13 +87,13 @@ class Dataset:
 
     @property
     def num_private_classes(self) -> int:
-        """How many classes, the first of the list, private and test rows can have."""
+        """Number of classes, the first of the list, that private and test rows can have."""
         return self.num_classes - self.num_public_classes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Request:
-    """What is asked of a loader, by the parameters of `load_dataset`."""
+    """A request to a loader, by the parameters of `load_dataset`."""
 
     rng: np.random.RandomState
     """Decides every random choice, in the order in which a loader makes them."""
@@ -176,7 +176,7 @@ class Deal:
     (FedKD); rows without any form one more class, the last."""
     num_parties: int
     scheme: str
-    """Who gets what; the functions in `DEALERS` say how."""
+    """Name of a partitioner in `DEALERS`."""
     num_classes: int
     """Length of the class list, of which some may have no rows."""
     rng: np.random.RandomState

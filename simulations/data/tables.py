@@ -331,7 +331,7 @@ class Measures:
 
     @property
     def width(self) -> int:
-        """How many numbers a cell becomes."""
+        """Numbers per cell."""
         return len(self.fills) + self.indicator
 
     def read(self, column: Any) -> FloatArray:
@@ -401,7 +401,7 @@ class Categories:
 
     @property
     def width(self) -> int:
-        """How many numbers a cell becomes."""
+        """Numbers per cell."""
         return len(self.values)
 
     def encode(self, column: Any) -> tuple[FloatArray, Array]:
@@ -421,7 +421,7 @@ Column: TypeAlias = Numbers | Dates | Categories
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableEncoder:
-    """How a table becomes numbers, as its public rows say; see `learn`."""
+    """Encoder of tables as numbers, fitted on public rows; see `learn`."""
 
     columns: tuple[Column, ...]
     dropped: Mapping[str, str]
@@ -462,7 +462,7 @@ class TableEncoder:
 
     @property
     def width(self) -> int:
-        """How many numbers a row becomes."""
+        """Numbers per row."""
         return sum(column.width for column in self.columns)
 
     def encode(self, owner: str, table: Any) -> FloatArray:

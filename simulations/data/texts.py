@@ -39,7 +39,7 @@ class TextSet:
     """Compressed CSV file with the columns split, label and text."""
     train: str
     test: str
-    """What the column `split` calls training and test texts; other rows are dropped."""
+    """Values of the column `split` for training and test texts; other rows are dropped."""
     classes: tuple[str, ...]
     """Names of labels 0, 1 and so on."""
     origin: str

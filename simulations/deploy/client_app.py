@@ -144,7 +144,7 @@ def party_public(config: Mapping[str, Value]) -> PublicData:
 
 
 def understood(node_config: Mapping[str, Value]) -> list[str]:
-    """Say what the public file makes of the columns of a party's tables."""
+    """Describe the columns of a party's tables, as the public file defines them."""
     encoder = party_public(checked(node_config)).encoder
     return encoder.describe() if encoder else []
 

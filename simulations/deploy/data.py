@@ -50,7 +50,7 @@ class PublicData:
     """Class indices, if all rows of the file have labels."""
     classes: tuple[str, ...]
     encoder: TableEncoder | None = None
-    """How a table becomes numbers, where the file is one."""
+    """Encoder of tables, where the file is one."""
     drop: str = ""
     """Columns that nobody uses, with commas between them."""
 

@@ -197,12 +197,12 @@ class Member:
 
     @property
     def log(self) -> Path:
-        """What its SuperNode prints."""
+        """Output of its SuperNode."""
         return self.folder / "supernode.log"
 
     @property
     def state(self) -> Path:
-        """Where its journal is, unless its settings name another folder."""
+        """Folder of its journal, unless its settings name another one."""
         return self.folder / "state"
 
 
@@ -219,7 +219,7 @@ class Prepared:
 
     @property
     def members_file(self) -> Path:
-        """Which node is which party; written when their keys are registered."""
+        """Node ids of the parties; written when their keys are registered."""
         return self.folder / "server" / "members.toml"
 
     @property

@@ -50,7 +50,7 @@ app = ServerApp()
 
 
 class DeployedFederation(Federation):
-    """What the server holds: public and test rows, who is who, and the strategy's settings."""
+    """The server's side: public and test rows, who is who, and the strategy's settings."""
 
     def _check_learners(self) -> None:
         """Check the server's model only; each party chooses and checks its own."""

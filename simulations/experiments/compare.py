@@ -47,7 +47,7 @@ ALWAYS: Final = "every comparison, which always has these baselines"
 MOST_DRAWN: Final = 0.1
 """Largest chance, for a record, to be used in the clear by noise-free privacy."""
 BY_PROMISE: Final = tuple(sorted(PRIVATE_VARIANTS, key=lambda variant: bool(variant.sample)))
-"""What adds noise, before what promises another kind of privacy."""
+"""Variants with noise, before those that promise another kind of privacy."""
 ACCEPTED: Final = "accept-noise"
 """A table that compares budgets also shows those that buy nothing."""
 
@@ -394,12 +394,12 @@ NEEDS: Final[Mapping[str, Callable[[Promise], bool]]] = {
     "examples": lambda _: True,
     "examples from the server too": lambda promise: TRUSTED not in promise.against,
 }
-"""What users may want to protect; who protects parties protects their examples as well."""
+"""Units that users may want to protect; protecting parties includes their examples."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one line is above another: mean and deviation over the seeds they share."""
+    """Gap between two lines: mean and deviation over the seeds they share."""
 
     mean: float
     deviation: float
@@ -407,7 +407,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether it is larger than the deviation over seeds; one seed cannot say."""
+        """Whether it is larger than the deviation over seeds; one seed cannot show it."""
         return self.num_seeds > 1 and abs(self.mean) > self.deviation
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ TRUSTED: Final = "except the server"
 """Part of the audience of a guarantee under which the server sees what others must not."""
 PREFIXES: Final = tuple(one.prefix for one in BASELINES.values())
 SLACK: Final = 1e-9
-"""What rounding may add to an epsilon that was calibrated to a budget."""
+"""Relative rounding error of an epsilon that was calibrated to a budget."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Task:
 
     name: str
     label: str
-    """What distinguishes it from other runs of the same name."""
+    """Distinguishes it from other runs of the same name."""
     key: Mapping[str, Any]
     perform: Callable[[], Outcome]
 

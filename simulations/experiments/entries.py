@@ -48,7 +48,7 @@ class Draft:
     budget: float | None = None
     """The epsilon that it must keep to."""
     note: str = ""
-    """What readers of its results must know."""
+    """Remark for readers of its results."""
 
 
 @dataclass(frozen=True)

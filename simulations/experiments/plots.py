@@ -135,7 +135,7 @@ GREY: Final = "#555555"
 ROOM: Final = 1.25
 """Factor by which the axis of epsilon exceeds the first and the last budget."""
 ROOM_BELOW: Final = 0.3
-"""How far the picture goes below the majority class, as a share of what is above it."""
+"""Range shown below the majority class, as a share of the range above it."""
 
 
 def draw_curves(summary: CurveSummary, target: Path) -> None:

@@ -38,7 +38,7 @@ PUBLIC_ONLY: Final = "public-only"
 
 
 class Baseline(NamedTuple):
-    """What needs no federation."""
+    """A result that needs no federation."""
 
     prefix: str
     """Of its metrics at the top of a report."""

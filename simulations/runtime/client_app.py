@@ -32,7 +32,7 @@ def require_absolute(key: str, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Options):
-    """Where a party keeps its journal, and how much its data may pay; see `PartyJournal`."""
+    """Folder of a party's journal, and limits of what its data may pay; see `PartyJournal`."""
 
     owner: ClassVar[str] = OWNER
     names_keys: ClassVar[bool] = True

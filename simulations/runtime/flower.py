@@ -35,7 +35,7 @@ UNKNOWN: Final = "unknown"
 
 
 class RunStatus(NamedTuple):
-    """How a run stands, in Flower's words, such as ``finished:failed`` and the reason."""
+    """Status of a run in Flower's words, such as ``finished:failed`` and the reason."""
 
     status: str
     details: str = ""
@@ -56,7 +56,7 @@ class RunStatus(NamedTuple):
 
 
 class Control:
-    """What `flwr list`, `flwr log` and `flwr supernode ls` show, from a SuperLink directly.
+    """Answers of `flwr list`, `flwr log` and `flwr supernode ls`, from a SuperLink directly.
 
     Each call of Flower's command line starts a Python of its own, which takes seconds, and who
     waits for a run asks often. Flower does not publish this client, so nothing else uses it,

@@ -42,7 +42,7 @@ _PROGRESS_STEPS = 10
 
 @dataclass(frozen=True)
 class _Node:
-    """What a node keeps between messages; plain bytes, so it can visit other processes."""
+    """State of a node between messages; plain bytes, so it can visit other processes."""
 
     run_id: int
     node_id: int

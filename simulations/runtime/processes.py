@@ -166,7 +166,7 @@ def become_worker() -> None:
 
 @contextmanager
 def all_workers_needed(owner: str) -> Iterator[None]:
-    """Say in a sentence that a worker was ended, which only others do."""
+    """Raise `RunFailed` if a worker is ended from outside."""
     try:
         yield
     except BrokenProcessPool as error:

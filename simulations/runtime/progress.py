@@ -40,14 +40,14 @@ class Watch:
         self.seconds: dict[str, float] = {}
 
     def say(self, line: str) -> None:
-        """Tell what comes next."""
+        """Announce the next step."""
 
     def answered(self, kind: str, count: int, total: int, number: int = 0) -> None:
-        """Tell how many parties are done with one kind of work in a round."""
+        """Report the number of parties that are done with one kind of work in a round."""
 
     @contextmanager
     def party(self, place: int, total: int, number: int = 0) -> Iterator[None]:
-        """Hear of teachers and epochs while one of so many parties works in a round."""
+        """Follow teachers and epochs while one of so many parties works in a round."""
         words = f"{self._round(number)}party {place} of {total}"
         steps: dict[str, str] = {}
 
@@ -64,7 +64,7 @@ class Watch:
             yield
 
     def stepped(self, words: str) -> None:
-        """Tell how far the work inside a party is."""
+        """Report the progress inside a party."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
