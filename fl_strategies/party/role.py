@@ -436,21 +436,18 @@ def check_public_data(party: Party, config: ConfigRecord) -> None:
 
 def receive_model(party: Party, received: Knowledge) -> Learner:
     """Rebuild a model that travelled as arrays, with code that the party chose itself."""
-    return receiver_of(party, received).from_arrays(received.arrays)
-
-
-def receiver_of(party: Party, received: Knowledge) -> PortableLearner:
-    """Return the party's own learner of the name that accompanies a model."""
-    return _receiver(party, str(received.meta.get(keys.LEARNER)))
+    name = str(received.meta.get(keys.LEARNER))
+    return receiver_of(party, name).from_arrays(received.arrays)
 
 
 def require_readable(party: Party, config: ConfigRecord) -> None:
     """Raise unless the party can read the model that it is to be sent, before it pays."""
     if keys.FINAL_LEARNER in config:
-        _receiver(party, str(config[keys.FINAL_LEARNER]))
+        receiver_of(party, str(config[keys.FINAL_LEARNER]))
 
 
-def _receiver(party: Party, name: str) -> PortableLearner:
+def receiver_of(party: Party, name: str) -> PortableLearner:
+    """Return the party's own learner of a name that accompanies a model."""
     factories = {party.learner_name: party.learner_fn, **party.catalogue}
     if name not in factories:
         raise KnowledgeMismatch(

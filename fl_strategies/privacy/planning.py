@@ -689,6 +689,7 @@ def plan(
 def plan_of(planner: Planner, facts: Facts) -> Plan:
     """Return the plan of one strategy."""
     draft, problem = planner.draft(facts), planner.problem(facts)
+    worth = facts.worth(draft.num_asked, draft.right) if draft.worth is None else draft.worth
     return Plan(
         strategy=planner.name,
         noise=draft.noise,
@@ -700,21 +701,15 @@ def plan_of(planner: Planner, facts: Facts) -> Plan:
         settings=draft.settings,
         epsilon=cost_of(draft.batches, facts.delta),
         epsilon_ten_runs=cost_of([*draft.batches] * SEVERAL_RUNS, facts.delta),
-        worth=_worth(facts, draft),
+        worth=worth,
         trusts_server=planner.trusts_server,
         problem=problem,
         remedies=remedies(planner, facts) if problem else (),
-        cautions=() if problem else tuple(_cautions(facts, draft)),
+        cautions=() if problem else tuple(_cautions(facts.num_classes, draft, worth)),
     )
 
 
-def _worth(facts: Facts, draft: Draft) -> float:
-    usual = facts.worth(draft.num_asked, draft.right)
-    return usual if draft.worth is None else draft.worth
-
-
-def _cautions(facts: Facts, draft: Draft) -> Iterator[str]:
-    worth, classes = _worth(facts, draft), facts.num_classes
+def _cautions(classes: int, draft: Draft, worth: float) -> Iterator[str]:
     if draft.num_asked < classes:
         yield f"{draft.num_asked} {draft.asked} are fewer than the {classes} classes."
     elif worth < FEWEST_QUERIES_PER_CLASS * classes:

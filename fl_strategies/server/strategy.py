@@ -7,7 +7,7 @@ excluding a bad reply without ending the run, metrics, and the delivery of the r
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -887,7 +887,12 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         accepted = self._collect(replies, EVALUATION, lambda _: None, lambda _: None)
         self._sent = []
         self.confirm_delivery(accepted)
-        self._note_undelivered(sent - {reply.node_id for reply in accepted})
+        # They have answered, and paid, for a model that they do not have.
+        lacking, unknown = sent - {r.node_id for r in accepted}, "it did not confirm it"
+        self.undelivered_ = {n: self.rejected_.get(n, unknown) for n in sorted(lacking)}
+        if self.undelivered_:
+            named = "; ".join(f"node {node}: {why}" for node, why in self.undelivered_.items())
+            logger.warning("%s: not everybody has the model. %s", self.name, named)
         if not sent:
             return None
         totals: dict[str, float | list[float]] = {
@@ -904,14 +909,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             )
         self.state.history["evaluate"][self.round_] = totals
         return totals
-
-    def _note_undelivered(self, nodes: Iterable[int]) -> None:
-        """Name the nodes that have answered, and paid, for a model that they do not have."""
-        unknown = "it did not confirm it"
-        self.undelivered_ = {node: self.rejected_.get(node, unknown) for node in sorted(nodes)}
-        if self.undelivered_:
-            named = "; ".join(f"node {node}: {why}" for node, why in self.undelivered_.items())
-            logger.warning("%s: not everybody has the model. %s", self.name, named)
 
     def _end_round(self, evaluated: Mapping[str, Any] | None = None) -> None:
         """Call the user's functions with the metrics of this round."""
@@ -950,31 +947,14 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         check: Callable[[Knowledge], S],
         add: Callable[[PartyReply[S]], None],
     ) -> list[PartyReply[None]]:
-        """Take all replies in; return who answered, sorted by party."""
-        accepted = []
-        for reply in self._valid(replies, kind, check):
-            add(reply)
-            accepted.append(reply.without_knowledge())
-        unfit = self.exclude(self._kept) if kind != EVALUATION else {}
-        for node, reason in unfit.items():
-            self._reject(node, reason)
-        self._kept = [reply for reply in self._kept if reply.node_id not in unfit]
-        fit = [reply for reply in accepted if reply.node_id not in unfit]
-        settled = settle(self.members, fit)
-        self.state.note(settled, evaluated=kind == EVALUATION)
-        return settled
-
-    def _valid(
-        self, replies: Iterable[Message], kind: str, check: Callable[[Knowledge], S]
-    ) -> Iterator[PartyReply[S]]:
-        """Yield the replies that are as asked, in the order in which they come.
+        """Take in the replies that are as asked; return who answered, sorted by party.
 
         A bad one costs its own party the round; one that is missing does as well.
         """
         waiting = {message.metadata.message_id: message for message in self._sent}
         asked, attempt = {message.metadata.dst_node_id for message in self._sent}, 1
         held = holders(self.members, asked)
-        new: list[PartyReply[None]] = []
+        accepted: list[PartyReply[None]] = []
         self._refused = 0
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -985,7 +965,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             if self.run.first_attempt_of(node) > attempt:
                 # Who answered before a resume is known by now; see `check_claim`.
                 attempt = self.run.first_attempt_of(node)
-                settle(self.members, new)
+                settle(self.members, accepted)
                 held = holders(self.members, asked)
             self._refused += reply.has_error()
             try:
@@ -1003,10 +983,18 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             except Exception as error:  # hostile input may make a learner raise anything
                 self._reject(node, str(error) or type(error).__name__)
                 continue
-            new.append(read.without_knowledge())
-            yield read
+            add(read)
+            accepted.append(read.without_knowledge())
         for request in waiting.values():
             self._reject(request.metadata.dst_node_id, "it did not answer in time")
+        unfit = self.exclude(self._kept) if kind != EVALUATION else {}
+        for node, reason in unfit.items():
+            self._reject(node, reason)
+        self._kept = [reply for reply in self._kept if reply.node_id not in unfit]
+        fit = [reply for reply in accepted if reply.node_id not in unfit]
+        settled = settle(self.members, fit)
+        self.state.note(settled, evaluated=kind == EVALUATION)
+        return settled
 
     def _reject(self, node_id: int, reason: str) -> None:
         reason = cut_short(reason)

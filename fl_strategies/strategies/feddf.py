@@ -351,7 +351,7 @@ class FedDF(FlowerStrategy):
         return {
             reply.node_id: "Reply: weights must have the model's layout, got another."
             for reply in replies
-            if reply.knowledge.layout != usual.get(reply.learner_name)
+            if layout_of(reply.knowledge.arrays) != usual.get(reply.learner_name)
         }
 
     # What becomes of it.

@@ -374,7 +374,7 @@ class PFNMParty(CountedParty):
         self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
     ) -> tuple[Learner, Metrics]:
         """Take the matched network, of whatever width, and measure it."""
-        twin = receiver_of(party, received)
+        twin = receiver_of(party, str(received.meta.get(keys.LEARNER)))
         if isinstance(twin, DenseLearner):
             twin = twin.sized_for(received.arrays)
         model = twin.from_arrays(received.arrays)

@@ -574,18 +574,13 @@ def _not_as_declared(encoding: str, size: int) -> KnowledgeMismatch:
 
 
 def _halved(knowledge: Knowledge) -> Knowledge:
-    """Return float32 arrays as float16, except those that would overflow."""
-    arrays = {
-        name: a.astype(np.float16) if _fits_half(a) else a
-        for name, a in knowledge.arrays.items()
-    }
+    """Return float32 arrays as float16, except those that are empty or would overflow."""
+    arrays = dict(knowledge.arrays)
+    for name, array in knowledge.arrays.items():
+        # NaN compares as false.
+        if array.dtype == np.float32 and array.size and np.abs(array).max() <= _LARGEST_HALF:
+            arrays[name] = array.astype(np.float16)
     return Knowledge(knowledge.kind, arrays, {**knowledge.meta, HALF_PRECISION: True})
-
-
-def _fits_half(array: Array) -> bool:
-    # NaN compares as false.
-    small = array.dtype == np.float32 and bool((np.abs(array) <= _LARGEST_HALF).all())
-    return small and array.size > 0
 
 
 def _doubled(knowledge: Knowledge, *, offered: bool) -> Knowledge:

@@ -169,7 +169,10 @@ def _reply(
             answers = settings.noise.release(answers, rng)
         arrays = settings.replies.encode(answers)
         return arrays | ({CLASS_COUNTS: _counts(student)} if options.sends_counts else {}), meta
-    counts = _equal_counts(party) if private else _counts(student)
+    # Equal counts reveal nothing but how many records there are, about.
+    each = max(len(party.y) // party.num_classes, 1)
+    equal = np.full(party.num_classes, each, dtype=np.int64)
+    counts = equal if private else _counts(student)
     shares = (counts if private else student.class_counts()).astype(np.float64)
     ratio, contrast = (None, "none") if private else _contrast(student, rows)
     logits = finite_logits("FedMD", model, public, promised=promised)
@@ -198,12 +201,6 @@ def _contrast(student: Student, rows: IntArray) -> tuple[FloatArray | None, str]
     if ratio is None or state.digested_round or student.options.payload == "argmax":
         return None, "none"
     return ratio[rows], "public"
-
-
-def _equal_counts(party: Party) -> IntArray:
-    """Return counts that say nothing but how many records there are, about."""
-    most = max(len(party.y) // party.num_classes, 1)
-    return np.full(party.num_classes, most, dtype=np.int64)
 
 
 def _counts(student: Student) -> IntArray:

@@ -209,11 +209,6 @@ class CountedWeights(LocalWeights):
 
     counts: IntArray
 
-    @classmethod
-    def of(cls, weights: LocalWeights, counts: IntArray) -> "CountedWeights":
-        """Return checked weights with their counts."""
-        return cls(weights.arrays, weights.num_records, weights.charges, counts)
-
 
 def split_counts(knowledge: Knowledge, num_classes: int) -> tuple[Knowledge, IntArray]:
     """Return the weights alone, and the counts; raise `KnowledgeMismatch` for others."""

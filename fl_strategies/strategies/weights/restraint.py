@@ -69,11 +69,6 @@ class LocalWeights:
     num_records: int
     charges: Sequence[Entry]
 
-    @property
-    def layout(self) -> Layout:
-        """Names, types and shapes."""
-        return layout_of(self.arrays)
-
 
 W = TypeVar("W", bound=LocalWeights)
 

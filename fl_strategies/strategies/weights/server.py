@@ -387,7 +387,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
 
     def exclude(self, replies: Sequence[PartyReply[LocalWeights]]) -> Mapping[int, str]:
         """Return nodes whose weights cannot be averaged with the others'."""
-        layouts = {reply.node_id: reply.knowledge.layout for reply in replies}
+        layouts = {reply.node_id: layout_of(reply.knowledge.arrays) for reply in replies}
         if not layouts:
             return {}
         usual = self._model_layout() or Counter(layouts.values()).most_common(1)[0][0]
@@ -479,7 +479,8 @@ class CountedStrategy(FlowerStrategy):
     def check(self, knowledge: Knowledge) -> CountedWeights:
         """Check one party's weights, and that its counts agree with them."""
         weights, counts = split_counts(knowledge, self.num_classes)
-        return CountedWeights.of(super().check(weights), counts)
+        checked = super().check(weights)
+        return CountedWeights(checked.arrays, checked.num_records, checked.charges, counts)
 
     @property
     def counted(self) -> list[CountedWeights]:
