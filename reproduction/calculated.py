@@ -53,7 +53,7 @@ class TwoAgents:
         return _ridge(self.x[agent], targets, self.penalty * sum(map(len, self.y)))
 
     def pooled(self) -> FloatArray:
-        """Return the weights of all data in one place."""
+        """Return the weights of pooled data."""
         y = np.concatenate(self.y)
         return _ridge(np.concatenate(self.x), y, self.penalty * len(y))
 
@@ -195,7 +195,7 @@ def _two_regressions(told: Mapping[str, Any]) -> Content:
             rows.append([title, name, *cells, f"{pooled:.4f}"])
         places = range(1, most + 1)
         lines = [Line(name, places, errors[:most]) for name, errors in curves.items()]
-        lines.append(Line("all data in one place", places, [pooled] * most))
+        lines.append(Line("pooled data", places, [pooled] * most))
         panels.append(Panel(title, "round", "mean squared error", tuple(lines), log=True))
     return header, rows, panels
 

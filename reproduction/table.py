@@ -44,7 +44,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "solo-": "parties alone",
     "best-solo-": "best party",
     "server-": "the server's model",
-    "central-": "all data in one place",
+    "central-": "pooled data",
     "pate-": "PATE",
     "public-only-": "public labels alone",
     "majority-": "a constant",
