@@ -20,7 +20,7 @@ from fl_strategies._util import nearest_name
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
 from fl_strategies.registry import DEFAULT_STRATEGY
-from simulations.data.sets import check_dataset_name, check_public
+from simulations.data.sets import check_dataset_name, check_encoder, check_public
 from simulations.data.splits import Scheme
 from simulations.models import ModelOptions, check_learner_name
 
@@ -95,6 +95,8 @@ got 'num-splits', which fedkt has.
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
     drop: str = option("", "columns of FILE.csv to drop, comma-separated")
+    encoder: str = option("", "frozen encoder of images or texts, see docs; empty: none")
+    standardise: bool = option(False, "scale the encoder's columns by public rows")
     public: str = option("", "image set that gives the public rows; empty: the data's own")
     joint_classes: bool = option(False, "public images of another set keep their classes")
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)
@@ -165,6 +167,7 @@ got 'num-splits', which fedkt has.
             require(fits, OWNER, key, rule + " or ".join(owners), value)
         check_dataset_name(OWNER, self.data)
         check_public(OWNER, self.data, self.public, self.joint_classes)
+        check_encoder(OWNER, self.data, self.encoder, standardise=self.standardise)
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)

@@ -207,6 +207,7 @@ class Federation:
             x_test=data.x_test,
             y_test=data.y_test,
             public_test=True,
+            encoding=data.encoding,
             catalogue={**self.catalogue(), self.final_learner: self.final_factory()},
         )
 
@@ -258,6 +259,7 @@ class Federation:
             min_train_nodes=settings.min_train_nodes,
             max_wait=settings.max_wait,
             half_precision=settings.half_precision,
+            encoding=self.dataset.encoding,
             members=self.members,
             **kept,
             **{name: available[name] for name in kind.takes if name in available},
@@ -443,6 +445,8 @@ def load_federation(settings: Settings) -> Federation:
         num_train=settings.train_rows,
         num_public=settings.public_rows,
         num_test=settings.test_rows,
+        encoder=settings.encoder,
+        standardise=settings.standardise,
     )
     deal = Deal(
         y=data.y_train,

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from clients.encoders import scattering
 from clients.encoders.encoder import (
     Encoder,
     EncodeRecord,
@@ -42,15 +41,14 @@ WORD_PIECES: Final = "tokenizers/l2_supercat_tokenizer_config.json"
 
 @functools.cache  # weights are read once in a process
 def find_encoder(name: str) -> Encoder:
-    """Return a ready encoder, or the one that ``module:function`` returns.
+    """Return a ready encoder, or one of one's own.
 
     Parameters
     ----------
     name : str
         ``scattering`` for small images; ``efficientnet-lite0`` for images; ``wordllama`` for
         texts; ``torchvision:NAME``, ``timm:NAME`` and ``sentence-transformers:NAME`` for what
-        these libraries offer; or a function of one's own, without arguments, that returns an
-        `Encoder`.
+        these libraries offer; or ``module:NAME`` for an `Encoder` in a module of one's own.
 
     Examples
     --------
@@ -69,25 +67,29 @@ def check_encoder_name(owner: str, name: str) -> None:
     """Raise `InvalidParameter` unless a name can be that of an encoder; nothing is loaded."""
     source, colon, rest = name.partition(":")
     others = ", ".join(f"{library}:NAME" for library in LIBRARIES)
-    rule = f"one of {', '.join(READY)}, {others}, or module:function"
+    rule = f"one of {', '.join(READY)}, {others}, or module:NAME"
     require(name in READY or bool(source and colon and rest), owner, "encoder", rule, name)
 
 
 def _own(name: str) -> Encoder:
-    module, _, function = name.partition(":")
+    # A value and no function: whoever may choose a run's settings has nothing called by them.
+    module, _, value = name.partition(":")
     try:
-        encoder = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, TypeError) as error:
+        encoder = getattr(importlib.import_module(module), value)
+    except (ImportError, AttributeError, ValueError) as error:
         raise InvalidParameter(
-            f"{OWNER}: the name must be of a function without arguments that can be imported, "
-            f"got {name!r}: {error}."
+            f"{OWNER}: the name must be of an Encoder that can be imported, got {name!r}: "
+            f"{error}."
         ) from error
     fits, got = isinstance(encoder, Encoder), type(encoder).__name__
-    require(fits, OWNER, f"what {name} returns", "an Encoder", got)
+    require(fits, OWNER, name, "an Encoder", got)
     return encoder  # type: ignore[no-any-return]
 
 
 def _scattering() -> Encoder:
+    # Not above: names of encoders are read by every command, which starts faster without SciPy.
+    from clients.encoders import scattering
+
     version = hash_of("scattering", scattering.VERSION)
     return Encoder("scattering", version, lambda: scattering.scatter)
 

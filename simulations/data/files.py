@@ -170,6 +170,12 @@ def public_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
     return partial(_scaled, public=public, mean=mean, deviation=deviation)
 
 
+def plain_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """Return what fills gaps by the public rows, and leaves numbers as they are."""
+    zero, one = np.float32(0), np.float32(1)
+    return partial(_scaled, public=public, mean=zero, deviation=one)
+
+
 def image_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
     """Return one scale for all pixels; alone, a pixel at the edge hardly ever varies."""
     mean = np.float32(public.mean(dtype=np.float64))

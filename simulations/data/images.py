@@ -421,16 +421,20 @@ def load_images(name: str, request: Request) -> Dataset:
         classes, numbers = join_classes(pool, source)
         y_public = numbers[source.y[public]]
     mean, deviation = IMAGE_SETS[name].scale
+
+    def prepared(images: Array) -> Array:
+        return images if request.raw else normalise(images, mean, deviation)
+
     foreign = fit_images(source.x[public], pool.x.shape[1:])
     return Dataset(
         name=name,
         classes=classes,
         task=pool.task,
-        x_train=normalise(pool.x[train], mean, deviation),
+        x_train=prepared(pool.x[train]),
         y_train=pool.y[train],
-        x_public=normalise(foreign, mean, deviation),
+        x_public=prepared(foreign),
         y_public=y_public,
-        x_test=normalise(pool.x[test], mean, deviation),
+        x_test=prepared(pool.x[test]),
         y_test=pool.y[test],
         groups=None if pool.groups is None else pool.groups[train],
         num_public_classes=len(classes) - len(pool.classes),

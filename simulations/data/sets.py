@@ -8,6 +8,7 @@ that no privacy analysis of a strategy accounts for.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -18,6 +19,8 @@ from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.learners import check_labels
 from fl_strategies.party.party import check_rows
+from simulations.data.encoded import Encoding, as_public, encoded
+from simulations.data.encoded import check_encoder as check_encoder_name
 from simulations.data.files import (
     DATA_VARIABLE,
     cache_folder,
@@ -46,6 +49,7 @@ from simulations.data.tables import (
     TableEncoder,
     dropped,
     label_classes,
+    only_texts,
     read_table,
     require_label,
 )
@@ -55,6 +59,7 @@ __all__ = [
     "DATA_VARIABLE",
     "Dataset",
     "check_dataset_name",
+    "check_encoder",
     "check_public",
     "load_dataset",
 ]
@@ -84,6 +89,8 @@ LIBSVM: Final = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 ADULT: Final = LibsvmFile("a9a.npz", "a9a", 32_561, 123, 7_841, ("<=50K", ">50K"))
 COD_RNA: Final = LibsvmFile("cod_rna.npz", "codrna", 59_535, 8, 19_845, ("-1", "1"))
 LIBSVM_FILES: Final[Mapping[str, LibsvmFile]] = {"adult": ADULT, "cod-rna": COD_RNA}
+COLUMNS: Final = ("breast-cancer", *LIBSVM_FILES)
+"""Data sets whose rows are neither images nor texts."""
 
 
 def load_dataset(
@@ -99,6 +106,8 @@ def load_dataset(
     num_train: int = 0,
     num_public: int = 0,
     num_test: int = 0,
+    encoder: str = "",
+    standardise: bool = False,
 ) -> Dataset:
     """Load and split a data set; the same arguments give the same rows everywhere.
 
@@ -133,6 +142,10 @@ def load_dataset(
         public ones, and `y_public` is None where there are some; otherwise they are dropped.
     num_train, num_public, num_test : int
         The most rows of each kind, taken at random; 0: all there are.
+    encoder : str
+        Frozen encoder that makes rows of images or texts; see `clients.find_encoder`.
+    standardise : bool (default: False)
+        Whether its columns are standardised by mean and deviation of the public rows.
 
     Returns
     -------
@@ -149,6 +162,7 @@ def load_dataset(
     """
     check_dataset_name("load_dataset", name)
     check_public("load_dataset", name, public, joint_classes)
+    check_encoder("load_dataset", name, encoder, standardise=standardise)
     request = Request(
         rng=rng,
         data_dir=data_dir,
@@ -158,7 +172,14 @@ def load_dataset(
         num_train=num_train,
         num_public=num_public,
         num_test=num_test,
+        raw=bool(encoder),
     )
+    data = _load(name, request, label, drop)
+    encoding = Encoding.of(encoder, standardise=standardise)
+    return encoded(data, encoding) if encoding else data
+
+
+def _load(name: str, request: Request, label: str, drop: str) -> Dataset:
     if name in LOADERS:
         return LOADERS[name](name, request)
     if not Path(name).is_file():
@@ -175,6 +196,13 @@ def check_dataset_name(owner: str, name: str) -> None:
             f"{owner}: data must be one of {', '.join(LOADERS)}, or a file "
             f"({', '.join(FILE_SUFFIXES)}), got {name!r}."
         )
+
+
+def check_encoder(owner: str, data: str, encoder: str, *, standardise: bool) -> None:
+    """Raise `InvalidParameter` unless data are images or texts, if an encoder is named."""
+    check_encoder_name(owner, encoder, standardise=standardise)
+    rule = f"omitted for {data}, whose rows are columns"
+    require(not encoder or data not in COLUMNS, owner, "encoder", rule, encoder)
 
 
 def check_public(owner: str, name: str, public: str, joint_classes: bool) -> None:
@@ -264,7 +292,7 @@ def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
 
 def _load_npz(path: Path, request: Request) -> Dataset:
     arrays = read_npz(path, *SPLIT_KEYS, optional=("x_public",))
-    pools = _pools(path.name, arrays)
+    pools = _pools(path.name, arrays, raw=request.raw)
     classes, (y_train, y_test) = class_indices(
         path.name, ("y_train", arrays["y_train"]), ("y_test", arrays["y_test"])
     )
@@ -278,8 +306,11 @@ def _load_npz(path: Path, request: Request) -> Dataset:
     rows = np.arange(len(pools["x_train"])), public, test
     train, public, test = request.limit(rows)
     x_public = pools["x_public"][public]
-    check_rows(path.name, "x_public" if own else "x_test", x_public)
-    scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(x_public)
+    if request.raw:
+        scale: Callable[[Array], Array] = partial(as_public, x_public)
+    else:
+        check_rows(path.name, "x_public" if own else "x_test", x_public)
+        scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(x_public)
     return Dataset(
         name=path.name,
         classes=classes,
@@ -292,9 +323,13 @@ def _load_npz(path: Path, request: Request) -> Dataset:
     )
 
 
-def _pools(owner: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def _pools(owner: str, arrays: Mapping[str, Array], *, raw: bool) -> dict[str, Array]:
     """Return the rows of an archive by their keys; raise unless they and their labels fit."""
-    pools = {key: picture_rows(owner, key, x) for key, x in arrays.items() if key[0] == "x"}
+    pools = {
+        key: x if raw else picture_rows(owner, key, x)
+        for key, x in arrays.items()
+        if key[0] == "x"
+    }
     shape = pools["x_train"].shape[1:]
     for key, x in pools.items():
         expected, got = math.prod(shape), math.prod(x.shape[1:])
@@ -315,6 +350,11 @@ def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
     unused = dropped(path.name, drop, columns, label)
     classes, y = label_classes(path.name, label, table.pop(label))
     rows = request.limit(_rows_of_table(y, request))
+    if request.raw:
+        texts = only_texts(path.name, table.drop(columns=[*unused], errors="ignore"))
+        data = _dataset(path.name, texts, y, classes, rows)
+        unlabelled = bool((y[rows[1]] == UNLABELLED).any())
+        return replace(data, y_public=None) if unlabelled else data
     encoder = TableEncoder.learn(path.name, table.iloc[rows[1]], unused)
     data = _dataset(path.name, encoder.encode(path.name, table), y, classes, rows)
     missing, public = (int((part == UNLABELLED).sum()) for part in (y, y[rows[1]]))

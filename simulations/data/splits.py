@@ -55,6 +55,8 @@ class Dataset:
         Who or what a private row comes from, such as its writer; see `partition`.
     understood : tuple of str
         What was made of the columns of a table, in words.
+    encoding : str
+        Hash of what made rows of raw records; none if empty.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Dataset:
     groups: IntArray | None = None
     num_public_classes: int = 0
     understood: tuple[str, ...] = ()
+    encoding: str = ""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -104,6 +107,8 @@ class Request:
     num_train: int = 0
     num_public: int = 0
     num_test: int = 0
+    raw: bool = False
+    """Whether rows are as a frozen encoder takes them: images as bytes, texts as texts."""
 
     def __post_init__(self) -> None:
         """Check the limits."""

@@ -204,6 +204,14 @@ def texts(column: Any) -> Array:
     return np.array(["" if text in nothing else text for text in stripped], dtype=object)
 
 
+def only_texts(owner: str, table: Any) -> Array:
+    """Return the one column of a table as texts, for an encoder of texts."""
+    columns = [str(name) for name in table.columns]
+    rule = "one beside the label with an encoder (the setting drop names those to ignore)"
+    require_data(len(columns) == 1, owner, "the columns", rule, listed(columns))
+    return texts(table.iloc[:, 0])
+
+
 def number_of(text: str, *, comma: bool, lenient: bool = False) -> float:
     """Return the number that a text shows, infinity beyond float64; NaN for none.
 

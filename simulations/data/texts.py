@@ -60,7 +60,10 @@ def load_texts(name: str, request: Request) -> Dataset:
     texts, y, num_train = _read(name, source, request.data_dir)
     train, public, test = request.limit(_split(num_train, len(texts) - num_train, request))
     own = [[texts[row] for row in rows] for rows in (train, public, test)]
-    encode = Vocabulary(own[1]).encode if source.as_tokens else _word_weights(name, own[1])
+    if request.raw:
+        encode: Callable[[Texts], Array] = _as_array
+    else:
+        encode = Vocabulary(own[1]).encode if source.as_tokens else _word_weights(name, own[1])
     x_train, x_public, x_test = map(encode, own)
     return Dataset(
         name=name,
@@ -105,6 +108,10 @@ class Vocabulary:
             words = _words(text)[:length]
             row[: len(words)] = [self._numbers.get(word, UNKNOWN_WORD) for word in words]
         return rows
+
+
+def _as_array(texts: Texts) -> Array:
+    return np.array(texts, dtype=object)
 
 
 def _words(text: str) -> list[str]:

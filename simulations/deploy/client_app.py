@@ -26,6 +26,7 @@ from fl_strategies.party.party import PartyPolicy
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from simulations.config import Value
+from simulations.data.encoded import Encoding, check_encoder
 from simulations.data.tables import names_in
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.models import ModelOptions, check_learner_name, learner_factory
@@ -82,6 +83,8 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "classes": "",
     "label": LABEL,
     "drop": "",
+    "encoder": "",
+    "standardise": False,
     "learner": "",
     "teacher": "",
     "receives": "extra-trees, random-features",
@@ -129,6 +132,7 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         run=run,
         compare_at_home=bool(config["compare"]),
         tell_verdict=bool(config["tell-verdict"]),
+        encoding=public.encoding,
         policy=policy_of(config, limited=MAX_RUN_EPSILON in node_config),
     )
 
@@ -140,13 +144,13 @@ def party_public(config: Mapping[str, Value]) -> PublicData:
         class_list(str(config["classes"])),
         str(config["label"]),
         str(config["drop"]),
+        Encoding.of(str(config["encoder"]), standardise=bool(config["standardise"])),
     )
 
 
 def understood(node_config: Mapping[str, Value]) -> list[str]:
-    """Describe the columns of a party's tables, as the public file defines them."""
-    encoder = party_public(checked(node_config)).encoder
-    return encoder.describe() if encoder else []
+    """Describe a party's columns or records, as the public file defines them."""
+    return party_public(checked(node_config)).describe()
 
 
 def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
@@ -165,6 +169,7 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
         require(bool(config[key]), OWNER, key, "given", config[key])
     number_of_party = int(config[keys.PARTITION_ID])
     require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
+    check_encoder(OWNER, str(config["encoder"]), standardise=bool(config["standardise"]))
     compared = bool(config["compare"]) or not config["tell-verdict"]
     require(compared, OWNER, "tell-verdict", "false without compare", True)
     for key in ("data-file", "public-file", "test-file"):

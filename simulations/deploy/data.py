@@ -18,6 +18,7 @@ import numpy as np
 from fl_strategies._util import PRIVATE, Array, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.party.party import RecordForm, check_rows
+from simulations.data.encoded import EncodedFile, Encoding
 from simulations.data.files import read_npz
 from simulations.data.tables import (
     MISSING,
@@ -30,6 +31,7 @@ from simulations.data.tables import (
     listed,
     names_in,
     numbers,
+    only_texts,
     read_table,
     require_label,
 )
@@ -53,11 +55,24 @@ class PublicData:
     """Encoder of tables, where the file is one."""
     drop: str = ""
     """Columns that nobody uses, with commas between them."""
+    encoded: EncodedFile | None = None
+    """What makes rows of raw records, where a frozen encoder does."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row."""
         return self.x.shape[1:]
+
+    @property
+    def encoding(self) -> str:
+        """Hash of what makes rows of raw records; none if empty."""
+        return self.encoded.encoding.hash if self.encoded else ""
+
+    def describe(self) -> list[str]:
+        """Say what was made of columns or records, one line a kind."""
+        if self.encoded is not None:
+            return [self.encoded.encoding.describe(self.x.shape[1])]
+        return self.encoder.describe() if self.encoder else []
 
     @property
     def common_class(self) -> int:
@@ -83,16 +98,29 @@ def class_list(text: str) -> tuple[str, ...]:
 
 
 def read_public(
-    path: Path, classes: tuple[str, ...], label: str = LABEL, drop: str = ""
+    path: Path,
+    classes: tuple[str, ...],
+    label: str = LABEL,
+    drop: str = "",
+    encoding: Encoding | None = None,
 ) -> PublicData:
-    """Read the public file; its labels are optional, and so are columns in `drop`."""
+    """Read the public file; its labels are optional, and so are columns in `drop`.
+
+    With an encoding its records are images or texts: in an archive, or the one column of a
+    table.
+    """
     if _is_archive(path):
         arrays = read_npz(path, "x", optional=("y",))
+        if encoding is not None:
+            return _encoded(path, arrays["x"], arrays.get("y"), classes, drop, encoding)
         check_rows(path.name, "x", arrays["x"])
         y = _public_labels(path.name, arrays.get("y"), classes)
         return PublicData(x=_with_rows(path, arrays["x"]), y=y, classes=classes, drop=drop)
     table = _with_rows(path, read_table(path))
     labels = label_texts(table.pop(label)) if label in table.columns else None
+    if encoding is not None:
+        records = only_texts(path.name, _without(path.name, table, drop))
+        return _encoded(path, records, labels, classes, drop, encoding)
     encoder = TableEncoder.learn(path.name, table, names_in(drop))
     return PublicData(
         x=encoder.encode(path.name, table),
@@ -101,6 +129,26 @@ def read_public(
         encoder=encoder,
         drop=drop,
     )
+
+
+def _encoded(
+    path: Path,
+    records: Array,
+    labels: Array | None,
+    classes: tuple[str, ...],
+    drop: str,
+    encoding: Encoding,
+) -> PublicData:
+    learned = EncodedFile.learn(path, _with_rows(path, records), encoding)
+    y = _public_labels(path.name, labels, classes)
+    return PublicData(x=learned.rows, y=y, classes=classes, drop=drop, encoded=learned)
+
+
+def _without(owner: str, table: Any, drop: str) -> Any:
+    """Return a table without the columns that nobody uses."""
+    names = [str(name) for name in table.columns]
+    unused = dropped(owner, drop, names)
+    return table.drop(columns=[name for name in names if name in unused])
 
 
 def read_labelled(
@@ -125,13 +173,15 @@ def read_labelled(
         arrays = read_npz(path, "x", "y")
         rule = "an archive or a table like the public file"
         require_data(public.encoder is None, path.name, "the file", rule, "an archive")
-        labels = arrays["y"]
-        x = RecordForm(public.x, others="public rows").read(path.name, "x", arrays["x"])
+        labels, x = arrays["y"], arrays["x"]
+        if public.encoded is not None:
+            x = public.encoded.encode(path, x)
+        x = RecordForm(public.x, others="public rows").read(path.name, "x", x)
     else:
         table = read_table(path)
         require_label(path.name, label, [str(name) for name in table.columns])
         labels = label_texts(table.pop(label))
-        x = _numbers(path.name, table, public)
+        x = _numbers(path, table, public)
     default = None if strict else public.common_class
     y = class_indices(path.name, labels, public.classes, default)
     require_data(len(x) == len(y), path.name, "labels", f"{len(x)}, one per row", len(y))
@@ -148,7 +198,7 @@ def read_rows(path: Path, public: PublicData, label: str = LABEL) -> Array:
     The table needs no labels; if it has some, nobody looks at them.
     """
     table = read_table(path)
-    return _numbers(path.name, table.drop(columns=label, errors="ignore"), public)
+    return _numbers(path, table.drop(columns=label, errors="ignore"), public)
 
 
 def _public_labels(
@@ -254,8 +304,13 @@ def _with_rows(path: Path, x: Any) -> Any:
     return x
 
 
-def _numbers(owner: str, table: Any, public: PublicData) -> Array:
+def _numbers(path: Path, table: Any, public: PublicData) -> Array:
     """Return the rows of a table in the form of the public ones."""
+    owner = path.name
+    if public.encoded is not None:
+        records = only_texts(owner, _without(owner, table, public.drop))
+        rows = public.encoded.encode(path, records)
+        return RecordForm(public.x, others="public rows").read(owner, "the texts", rows)
     names = [str(name) for name in table.columns]
     encoder = public.encoder
     known = [column.name for column in encoder.columns] if encoder else []

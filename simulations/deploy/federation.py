@@ -163,6 +163,8 @@ def write_split(
         require(name in known, "split", "format", f"one of {', '.join(sorted(known))}", name)
     federation = load_federation(settings)
     data = federation.dataset
+    given, rule = settings.encoder, "omitted: parties get what data sets hold, not encoded rows"
+    require(not given, "split", "encoder", rule, given)
     single = data.task == "single-label"
     require(single, "split", "data", "of single-label records", settings.data)
     require_folder("split", "folder", folder, "Name another one")

@@ -18,6 +18,7 @@ from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
 from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import InvalidData, UnsupportedLearner, require, require_data
 from simulations.config import Settings, Value, describe
+from simulations.data.encoded import Encoding
 from simulations.data.splits import Dataset
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.federation import Federation
@@ -100,7 +101,8 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     settings = Settings.from_run_config(given, state_dir="node-config")
     label, drop = str(files["label"]), str(files["drop"])
     classes = class_list(str(files["classes"]))
-    public = read_public(_file(files, "public-file"), classes, label, drop)
+    encoding = Encoding.of(settings.encoder, standardise=settings.standardise)
+    public = read_public(_file(files, "public-file"), classes, label, drop, encoding)
     held_out = None
     if files["test-file"]:
         held_out = read_labelled(_file(files, "test-file"), public, label, strict=True)
@@ -174,7 +176,8 @@ def public_dataset(
         x_test=x_test,
         y_test=y_test,
         classes=public.classes,
-        understood=tuple(public.encoder.describe()) if public.encoder else (),
+        understood=tuple(public.describe()),
+        encoding=public.encoding,
     )
 
 

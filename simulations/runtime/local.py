@@ -339,7 +339,7 @@ def run_federation(
     """Run a federation in this process; with `output`, if its result can be written."""
     if output:
         require_folder("run", "output-dir", Path(settings.output_dir))
-    with watch.phase("loading"):
+    with watch.loading():
         federation = load_federation(settings)
         strategy = federation.strategy()
     watch.say(_opening(federation))

@@ -76,6 +76,16 @@ class Watch:
             spent = time.perf_counter() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Count the time of loading, and hear of records that are encoded meanwhile."""
+
+        def step(kind: str, count: int, total: int) -> None:
+            self.stepped(f"{count} of {total} {kind}")
+
+        with self.phase("loading"), listening(step):
+            yield
+
     def counted(self, kind: str, count: int, total: int, number: int) -> str:
         """Return the line about some answers."""
         return f"{self._round(number)}{count} of {total} {WORDS.get(kind, kind)}"
