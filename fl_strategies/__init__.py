@@ -26,12 +26,7 @@ from fl_strategies.learners import (
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import PartyRole, PartyState
 from fl_strategies.privacy.noise import ScorePrivacy, VotePrivacy
-from fl_strategies.registry import (
-    FLOWER_STRATEGIES,
-    REGISTRY,
-    Algorithm,
-    find_algorithm,
-)
+from fl_strategies.registry import FLOWER_STRATEGIES, REGISTRY, Algorithm, find_algorithm
 from fl_strategies.server.run import write_epsilon_csv
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.chain import Chain, chain

@@ -244,13 +244,8 @@ def check_run(party: Party, charges: Sequence[Entry], state: PartyState) -> None
         ) from error
 
 
-def has_promised(state: PartyState) -> bool:
-    """Return whether a run has released something, and all of it under a promise."""
-    return is_promise(state.ledger(DEFAULT_DELTA).entries)
-
-
 def is_promise(charges: Sequence[Entry]) -> bool:
-    """Return whether releases with these charges promise anything to a record."""
+    """Return whether there are releases, and all of them promise something to a record."""
     open_ = any(isinstance(event, NonPrivateEvent) or event.seeded for event, _ in charges)
     return bool(charges) and not open_
 
@@ -360,7 +355,8 @@ class PartyRole(ABC):
         server can change; before there is anything, by how its learner trains.
         """
         asked = self.plan(party, config)
-        learned = has_promised(state) if state.has_released else asked.trains_privately
+        released = state.ledger(DEFAULT_DELTA).entries
+        learned = is_promise(released) if state.has_released else asked.trains_privately
         return asked.promises or learned
 
 

@@ -292,10 +292,13 @@ class PrivacyLedger:
 
     def statement(self) -> str:
         """Return who is protected against whom, with which epsilon, and what is not covered."""
-        claim = self.claim()
+        claim, chance = self.claim(), chance_in_clear(self.entries)
+        percent = math.ceil(1000 * chance - 1e-6) / 10
+        # Delta comes first where it is not small: a sample protects nobody who is in it.
+        sample = f"In short: a record is used in the clear with chance {percent:g} %."
         protected = "Not protected" if math.isinf(claim.epsilon) else "Protected"
         lines = [
-            *(f"In short: {sentence}" for sentence in _in_short(self.entries)),
+            *([sample] if chance > 0 else []),
             f"{protected}: {_PROTECTED[self.unit]}",
             f"Against: {self.audience}.",
             f"Guarantee: {_guarantee(self, claim)}",
@@ -381,14 +384,6 @@ _WORDS: Mapping[type[PrivacyEvent], str] = {
 }
 
 
-def _in_short(entries: Sequence[Entry]) -> Iterable[str]:
-    """Explain delta first where it is not small: a sample protects nobody who is in it."""
-    chance = chance_in_clear(entries)
-    if chance > 0:
-        percent = math.ceil(1000 * chance - 1e-6) / 10
-        yield f"a record is used in the clear with chance {percent:g} %."
-
-
 def _guarantee(ledger: PrivacyLedger, claim: Claim) -> str:
     if not ledger.entries:
         return "nothing has been released, so nothing has been revealed."
@@ -398,11 +393,12 @@ def _guarantee(ledger: PrivacyLedger, claim: Claim) -> str:
     blanked = relations == {"add-remove-one"}
     change = _CHANGED["add-remove-one" if blanked else "replace-one"]
     unit, units, epsilon = _NOUN[ledger.unit], _NOUNS[ledger.unit], _rounded_up(claim.epsilon)
+    factor = f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"exp({epsilon:g})"
     guarantee = (
         f"differential privacy with epsilon {epsilon:g} and delta {claim.delta:g}, proved "
         f"by the method {claim.method!r} without looking at the data. This means: "
         f"{change.format(unit=unit, units=units)}, the chance of any conclusion from what "
-        f"was released would change by a factor of at most {_factor(epsilon)}, except for "
+        f"was released would change by a factor of at most {factor}, except for "
         f"a chance of {claim.delta:g}."
     )
     if not blanked:
@@ -442,10 +438,6 @@ def _warnings(ledger: PrivacyLedger, claim: Claim) -> Iterable[str]:
             f"with {population} parties, fewer than {FEW_PARTIES}, no noise hides a "
             f"party and keeps the answers useful."
         )
-
-
-def _factor(epsilon: float) -> str:
-    return f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"exp({epsilon:g})"
 
 
 def _of_several(unit: Unit, claim: Claim) -> str:

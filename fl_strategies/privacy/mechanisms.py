@@ -195,13 +195,7 @@ def random_rows(
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Values that may leave, and all their charges.
-
-    Parameters
-    ----------
-    values : array
-    charges : tuple of (event, count)
-    """
+    """Values that may leave, and all their charges."""
 
     values: Array
     charges: Charges

@@ -303,19 +303,9 @@ class Run:
 class Checkpoint(Run):
     """A run on disk that a resume can bring back, for one server at a time.
 
-    Parameters
-    ----------
-    folder : Path
-        Made if it is missing, for its owner only. It holds parties' replies.
-    resume : bool
-        Go on with the run in the folder. If there is none, a new one begins in any case.
-    kinds : sequence of types
-        Data classes that the state may contain.
-
-    Attributes
-    ----------
-    name : str
-        Name of the run, the same after every resume.
+    The folder holds parties' replies; it is made if it is missing, for its owner only. With
+    `resume` the run in it goes on; if there is none, a new one begins in any case. `kinds` are
+    the data classes that the state may contain. The name is the same after every resume.
     """
 
     is_kept = True

@@ -69,10 +69,7 @@ class FedProtoOptions(WeightsOptions):
 class FedProtoParty(CountedParty):
     """The role of `CountedParty` that also pulls features to prototypes, and sends its own."""
 
-    also_leaves = (
-        *CountedParty.also_leaves,
-        "class means of features left without noise",
-    )
+    also_leaves = (*CountedParty.also_leaves, "class means of features left without noise")
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState

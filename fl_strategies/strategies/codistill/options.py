@@ -112,19 +112,15 @@ class Chain:
     length : int
         How many models the chain has had.
     after : int, optional
-        The search for the next agent begins after this one, the holder unless some were
-        skipped.
+        The search for the next agent begins after this one, the last who was skipped; after
+        the holder if nobody was.
     """
 
     start: int
     holder: int
     model: Knowledge
     length: int = 1
-    after: int = -1
-
-    def __post_init__(self) -> None:
-        """Begin to look for the next agent after the holder."""
-        self.after = self.holder if self.after < 0 else self.after
+    after: int | None = None
 
     @property
     def sign(self) -> int:
@@ -133,7 +129,7 @@ class Chain:
 
     def next_agent(self, circle: Sequence[int]) -> int | None:
         """Return who is to continue: the next in the sorted circle, never the holder itself."""
-        place = bisect_right(circle, self.after)
+        place = bisect_right(circle, self.holder if self.after is None else self.after)
         nearest = [circle[(place + step) % len(circle)] for step in range(min(2, len(circle)))]
         return next((agent for agent in nearest if agent != self.holder), None)
 
@@ -143,7 +139,7 @@ class Chain:
 
     def follow(self, agent: int, model: Knowledge) -> None:
         """Take the model that the next agent has trained."""
-        self.holder = self.after = agent
+        self.holder, self.after = agent, None
         self.model, self.length = model, self.length + 1
 
 

@@ -30,7 +30,7 @@ from fl_strategies.party.party import Party
 from fl_strategies.party.role import (
     PartyState,
     check_public_data,
-    has_promised,
+    is_promise,
     public_model,
     read_round,
     read_seed,
@@ -40,6 +40,7 @@ from fl_strategies.party.role import (
     trained,
 )
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.strategies.fedmd.options import FedMDSettings, Payload, public_rows
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState, check_size, sample_records
@@ -108,7 +109,8 @@ class Student(ABC):
             config, num_public=len(party.public), num_classes=party.num_classes
         )
         self.options = self.settings.options
-        self.promised = has_promised(state) or self.options.is_private
+        released = state.ledger(DEFAULT_DELTA).entries
+        self.promised = is_promise(released) or self.options.is_private
         if sample := self.options.sample:
             check_size(party, sample.num_samples, replacement=sample.with_replacement)
 
