@@ -21,7 +21,7 @@ import numpy as np
 
 from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.learners import Learner, LearnerFactory, fit_ensemble
-from simulations.data.sets import load_dataset
+from simulations.data.sets import Request, load_dataset
 from simulations.models import ModelOptions, learner_factory
 
 NUM_SPLITS, NUM_TEACHERS, NUM_PARTIES, VALIDATION_ROWS = 2, 5, 50, 4000
@@ -76,7 +76,7 @@ CASES = {
 
 def party_work(data: str, seed: int) -> Work:
     """Return the work of an average party; records are dealt evenly."""
-    rows = load_dataset(data, rng=np.random.RandomState(seed))
+    rows = load_dataset(data, Request(rng=np.random.RandomState(seed)))
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(rows.x_train))
     unseen, private = order[:VALIDATION_ROWS], order[VALIDATION_ROWS:]

@@ -42,7 +42,7 @@ from fl_strategies.learners import (
 from fl_strategies.options import Options
 from fl_strategies.server.run import OnRound
 from simulations.config import FinalOptions, Settings
-from simulations.data.sets import Dataset, load_dataset
+from simulations.data.sets import Dataset, Request, load_dataset
 from simulations.data.splits import Deal, partition
 from simulations.data.tables import listed
 from simulations.models import LEARNERS, ModelOptions, learner_factory
@@ -433,8 +433,7 @@ class Federation:
 def load_federation(settings: Settings) -> Federation:
     """Load the data and deal it to the parties."""
     rng = np.random.RandomState(settings.seed)
-    data = load_dataset(
-        settings.data,
+    request = Request(
         rng=rng,
         data_dir=settings.data_dir,
         label=settings.label,
@@ -448,6 +447,7 @@ def load_federation(settings: Settings) -> Federation:
         encoder=settings.encoder,
         standardise=settings.standardise,
     )
+    data = load_dataset(settings.data, request)
     deal = Deal(
         y=data.y_train,
         num_parties=settings.num_parties,

@@ -58,6 +58,7 @@ from simulations.data.texts import TEXT_SETS, load_texts
 __all__ = [
     "DATA_VARIABLE",
     "Dataset",
+    "Request",
     "check_dataset_name",
     "check_encoder",
     "check_public",
@@ -93,22 +94,7 @@ COLUMNS: Final = ("breast-cancer", *LIBSVM_FILES)
 """Data sets whose rows are neither images nor texts."""
 
 
-def load_dataset(
-    name: str,
-    *,
-    rng: np.random.RandomState,
-    data_dir: str = "",
-    label: str = "",
-    drop: str = "",
-    public: str = "",
-    joint_classes: bool = False,
-    public_labels: bool = False,
-    num_train: int = 0,
-    num_public: int = 0,
-    num_test: int = 0,
-    encoder: str = "",
-    standardise: bool = False,
-) -> Dataset:
+def load_dataset(name: str, request: Request) -> Dataset:
     """Load and split a data set; the same arguments give the same rows everywhere.
 
     Parameters
@@ -120,32 +106,7 @@ def load_dataset(
         (see `simulations.data.texts`), or a file: `FILE.npz` with x_train, y_train, x_test,
         y_test and, if half of x_test is not to become public, x_public; or `FILE.csv`, also
         .csv.gz, .csv.xz and .parquet (75 %, 12.5 %, 12.5 %).
-    rng : RandomState
-        Decides the split. Numpy promises that this generator, unlike its newer one, gives
-        the same numbers in every release, so a seed names a split for ever.
-    data_dir : str
-        Folder with the data files, such as `a9a.npz`; the environment variable
-        `FL_STRATEGIES_DATA` if empty. What is not there is downloaded, where its owners
-        offer it to everybody: see `simulations.data.images`.
-    label : str
-        Column of a table that holds the class.
-    drop : str
-        Columns of a table to drop, with commas between them.
-    public : str
-        Image set whose training images become the public rows of another image set, cut and
-        coloured to fit. All held-out rows of the set itself are then test rows.
-    joint_classes : bool (default: False)
-        With `public`: its rows keep their labels, in one list of classes in which those of
-        the data set come first. So parties can train on labelled public rows, as in FedMD.
-    public_labels : bool (default: False)
-        Whether public rows must have labels. If not, rows of a table without a label become
-        public ones, and `y_public` is None where there are some; otherwise they are dropped.
-    num_train, num_public, num_test : int
-        The most rows of each kind, taken at random; 0: all there are.
-    encoder : str
-        Frozen encoder that makes rows of images or texts; see `clients.find_encoder`.
-    standardise : bool (default: False)
-        Whether its columns are standardised by mean and deviation of the public rows.
+    request : Request
 
     Returns
     -------
@@ -156,37 +117,24 @@ def load_dataset(
 
     Examples
     --------
-    >>> digits = load_dataset("digits", rng=np.random.RandomState(0), num_public=50)
+    >>> digits = load_dataset("digits", Request(rng=np.random.RandomState(0), num_public=50))
     >>> digits.x_train.shape, digits.x_public.shape, digits.x_test.shape
     ((1078, 64), (50, 64), (360, 64))
     """
     check_dataset_name("load_dataset", name)
-    check_public("load_dataset", name, public, joint_classes)
-    check_encoder("load_dataset", name, encoder, standardise=standardise)
-    request = Request(
-        rng=rng,
-        data_dir=data_dir,
-        public=public,
-        joint_classes=joint_classes,
-        public_labels=public_labels,
-        num_train=num_train,
-        num_public=num_public,
-        num_test=num_test,
-        raw=bool(encoder),
-    )
-    data = _load(name, request, label, drop)
-    encoding = Encoding.of(encoder, standardise=standardise)
+    check_public("load_dataset", name, request.public, request.joint_classes)
+    check_encoder("load_dataset", name, request.encoder, standardise=request.standardise)
+    data = _load(name, request)
+    encoding = Encoding.of(request.encoder, standardise=request.standardise)
     return encoded(data, encoding) if encoding else data
 
 
-def _load(name: str, request: Request, label: str, drop: str) -> Dataset:
+def _load(name: str, request: Request) -> Dataset:
     if name in LOADERS:
         return LOADERS[name](name, request)
     if not Path(name).is_file():
         raise InvalidParameter(f"load_dataset: data must be a file that exists, got {name!r}.")
-    if name.endswith(".npz"):
-        return _load_npz(Path(name), request)
-    return _load_table(Path(name), request, label, drop)
+    return (_load_npz if name.endswith(".npz") else _load_table)(Path(name), request)
 
 
 def check_dataset_name(owner: str, name: str) -> None:
@@ -343,11 +291,12 @@ def _pools(owner: str, arrays: Mapping[str, Array], *, raw: bool) -> dict[str, A
     return pools
 
 
-def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
+def _load_table(path: Path, request: Request) -> Dataset:
     table = read_table(path)
     columns = [str(name) for name in table.columns]
+    label = request.label
     require_label(path.name, label, columns)
-    unused = dropped(path.name, drop, columns, label)
+    unused = dropped(path.name, request.drop, columns, label)
     classes, y = label_classes(path.name, label, table.pop(label))
     rows = request.limit(_rows_of_table(y, request))
     if request.raw:

@@ -96,25 +96,61 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Request:
-    """A request to a loader, by the parameters of `load_dataset`."""
+    """A request to a loader.
+
+    Parameters
+    ----------
+    rng : RandomState
+        Decides the split. Numpy promises that this generator, unlike its newer one, gives
+        the same numbers in every release, so a seed names a split for ever.
+    data_dir : str
+        Folder with the data files, such as `a9a.npz`; the environment variable
+        `FL_STRATEGIES_DATA` if empty. What is not there is downloaded, where its owners
+        offer it to everybody: see `simulations.data.images`.
+    label : str
+        Column of a table that holds the class.
+    drop : str
+        Columns of a table to drop, with commas between them.
+    public : str
+        Image set whose training images become the public rows of another image set, cut and
+        coloured to fit. All held-out rows of the set itself are then test rows.
+    joint_classes : bool (default: False)
+        With `public`: its rows keep their labels, in one list of classes in which those of
+        the data set come first. So parties can train on labelled public rows, as in FedMD.
+    public_labels : bool (default: False)
+        Whether public rows must have labels. If not, rows of a table without a label become
+        public ones, and `y_public` is None where there are some; otherwise they are dropped.
+    num_train, num_public, num_test : int
+        The most rows of each kind, taken at random; 0: all there are.
+    encoder : str
+        Frozen encoder that makes rows of images or texts; see `clients.find_encoder`.
+    standardise : bool (default: False)
+        Whether its columns are standardised by mean and deviation of the public rows.
+    """
 
     rng: np.random.RandomState
-    """Decides every random choice, in the order in which a loader makes them."""
     data_dir: str = ""
+    label: str = ""
+    drop: str = ""
     public: str = ""
     joint_classes: bool = False
     public_labels: bool = False
     num_train: int = 0
     num_public: int = 0
     num_test: int = 0
-    raw: bool = False
-    """Whether rows are as a frozen encoder takes them: images as bytes, texts as texts."""
+    encoder: str = ""
+    standardise: bool = False
 
     def __post_init__(self) -> None:
         """Check the limits."""
         for key in ("num-train", "num-public", "num-test"):
             value = getattr(self, key.replace("-", "_"))
             require(value >= 0, "load_dataset", key, "at least 0 (0: all)", value)
+
+    @property
+    def raw(self) -> bool:
+        """Whether rows are as a frozen encoder takes them: images as bytes, texts as texts."""
+        return bool(self.encoder)
 
     def limit(self, rows: Rows) -> Rows:
         """Return at most the rows asked for, at random; without limits nothing is drawn."""

@@ -34,7 +34,7 @@ from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings
-from simulations.data.sets import load_dataset
+from simulations.data.sets import Request, load_dataset
 from simulations.deploy.data import read_labelled, read_public
 from simulations.models import LEARNERS, learner_factory
 from simulations.runtime.local import InMemoryGrid, run_local
@@ -406,7 +406,7 @@ def simulated(folder: Path, x: list[Any], y: list[Any]) -> Records:
     train = {"x_train": np.array(x), "y_train": ORDINARY.y}
     test = {"x_test": PUBLIC.x, "y_test": PUBLIC.y, "x_public": PUBLIC.x}
     np.savez(folder / "all.npz", **train, **test)  # type: ignore[arg-type]
-    data = load_dataset(str(folder / "all.npz"), rng=np.random.RandomState(0))
+    data = load_dataset(str(folder / "all.npz"), Request(rng=np.random.RandomState(0)))
     return Records(data.x_train, y)  # type: ignore[arg-type]
 
 

@@ -23,7 +23,7 @@ from flwr.app import Context, RecordDict
 from clients.app import party_loader
 from fl_strategies import Party
 from fl_strategies._util import Array
-from simulations.data.sets import load_dataset
+from simulations.data.sets import Request, load_dataset
 from simulations.deploy.data import read_labelled, read_public
 from tests.attacks.interference import NUM_CLASSES, PUBLIC, WIDTH
 
@@ -481,7 +481,7 @@ class Files:
         arrays = {"x_train": np.array(rows), "y_train": y, "x_test": PUBLIC.x[:4]}
         path = self.folder / "all.npz"
         np.savez(path, **arrays, y_test=PUBLIC.y[:4], x_public=PUBLIC.x)
-        data = load_dataset(str(path), rng=np.random.RandomState(0))
+        data = load_dataset(str(path), Request(rng=np.random.RandomState(0)))
         return through_party(data.x_train, data.y_train, public=data.x_public)
 
     def simulated_images(self, rows: Rows, labels: Labels) -> Encoded:
@@ -492,7 +492,7 @@ class Files:
         path = self.folder / "images.npz"
         test = {"x_test": PUBLIC.x[:4, None], "y_test": PUBLIC.y[:4]}
         np.savez(path, **arrays, **test, x_public=PUBLIC.x[:, None])
-        data = load_dataset(str(path), rng=np.random.RandomState(0))
+        data = load_dataset(str(path), Request(rng=np.random.RandomState(0)))
         return through_party(data.x_train, data.y_train, public=data.x_public)
 
     def simulated_csv(self, rows: Rows, labels: Labels) -> Encoded:
@@ -506,7 +506,7 @@ class Files:
         for place, row in zip(order[-len(rows) :], rows, strict=True):
             lines[place] = [*row, lines[place][-1]]
         write_csv(path, [line[:-1] for line in lines], [line[-1] for line in lines])
-        data = load_dataset(str(path), rng=np.random.RandomState(0), label="label")
+        data = load_dataset(str(path), Request(rng=np.random.RandomState(0), label="label"))
         return through_party(data.x_train, data.y_train, public=data.x_public)
 
 

@@ -15,7 +15,7 @@ from scipy import sparse
 from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.config import Settings
 from simulations.data import sets as datasets
-from simulations.data.sets import ADULT, COD_RNA, DATA_VARIABLE, Dataset, load_dataset
+from simulations.data.sets import ADULT, COD_RNA, DATA_VARIABLE, Dataset, Request, load_dataset
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = ("digits", "breast-cancer")
@@ -29,7 +29,7 @@ def nothing_local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def load(name: str, seed: int = 0, **options: Any) -> Dataset:
-    return load_dataset(name, rng=np.random.RandomState(seed), **options)
+    return load_dataset(name, Request(rng=np.random.RandomState(seed), **options))
 
 
 def sizes(data: Dataset) -> tuple[int, int, int]:
@@ -93,7 +93,7 @@ def reference_split(num_rows: int, train_share: float, seed: int) -> tuple[Any, 
 def test_digits_have_the_split_of_the_first_release(seed: int) -> None:
     """A seed names a split for ever, so new options must draw nothing when unused."""
     rng = np.random.RandomState(seed)
-    data = load_dataset("digits", rng=rng)
+    data = load_dataset("digits", Request(rng=rng))
     x, y = sklearn.datasets.load_digits(return_X_y=True)
     train, public, test = reference_split(len(y), 0.6, seed)
     assert np.array_equal(data.x_train, (x[train] / 16).astype(np.float32))

@@ -21,7 +21,7 @@ from clients.encoders.named import import_torchvision
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData
 from simulations.data import images as downloads
-from simulations.data.sets import load_dataset
+from simulations.data.sets import Request, load_dataset
 from simulations.data.splits import Dataset
 
 pytestmark = pytest.mark.skipif(not find_spec("torchvision"), reason="needs torchvision")
@@ -80,7 +80,7 @@ def tar(files: dict[str, bytes]) -> bytes:
 
 
 def load(name: str) -> Dataset:
-    return load_dataset(name, rng=np.random.RandomState(0))
+    return load_dataset(name, Request(rng=np.random.RandomState(0)))
 
 
 def bytes_of(rows: Array, data: Dataset) -> Array:

@@ -17,7 +17,7 @@ from fl_strategies.errors import InvalidData, InvalidParameter, RunFailed
 from simulations.config import Settings, Value
 from simulations.data.encoded import FOLDER, Encoding, as_public, encode_parts
 from simulations.data.files import cache_folder
-from simulations.data.sets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.data.sets import DATA_VARIABLE, Dataset, Request, load_dataset
 from simulations.deploy import server_app
 from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.data import read_public, read_rows
@@ -51,7 +51,7 @@ def nothing_local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def load(name: str, *, seed: int = 0, encoder: str = NAME, **options: Any) -> Dataset:
     rng = np.random.RandomState(seed)
-    return load_dataset(name, rng=rng, encoder=encoder, **options)
+    return load_dataset(name, Request(rng=rng, encoder=encoder, **options))
 
 
 def images(number: int, seed: int = 0) -> Array:

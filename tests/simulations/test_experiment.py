@@ -10,7 +10,7 @@ from fl_strategies import FedKT, Party
 from fl_strategies.errors import InvalidParameter
 from simulations import federation as experiment
 from simulations.config import Settings
-from simulations.data.sets import Dataset, load_dataset
+from simulations.data.sets import Dataset, Request, load_dataset
 from simulations.deploy.server_app import DeployedFederation
 from simulations.federation import load_federation
 from simulations.runtime.client_app import app, load_party, read_settings
@@ -141,9 +141,9 @@ def test_parties_in_one_worker_share_the_loaded_data(monkeypatch: pytest.MonkeyP
     """A worker reads a run's data once, keeps those of one run, and gives the same bits."""
     reads: list[str] = []
 
-    def counted(name: str, **given: Any) -> Dataset:
+    def counted(name: str, request: Request) -> Dataset:
         reads.append(name)
-        return load_dataset(name, **given)
+        return load_dataset(name, request)
 
     monkeypatch.setattr(experiment, "load_dataset", counted)
     first, second = Settings.of(num_parties=3, seed=1), Settings.of(num_parties=3, seed=2)

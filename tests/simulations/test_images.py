@@ -12,7 +12,7 @@ from fl_strategies.strategies.fedmd import FedMD
 from fl_strategies.strategies.fedmd.student import ContinuingLearner
 from simulations.config import Settings
 from simulations.data.images import IMAGE_SETS, fit_images, normalise
-from simulations.data.sets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.data.sets import DATA_VARIABLE, Dataset, Request, load_dataset
 from simulations.federation import load_federation
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
@@ -106,7 +106,7 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path, name: str, seed: int = 0, **options: Any) -> Dataset:
     rng = np.random.RandomState(seed)
-    return load_dataset(name, rng=rng, data_dir=str(folder), **options)
+    return load_dataset(name, Request(rng=rng, data_dir=str(folder), **options))
 
 
 def sizes(data: Dataset) -> tuple[int, int, int]:
@@ -173,7 +173,7 @@ def test_mnist_keeps_all_training_images_and_halves_the_test_images(
     monkeypatch.setenv(DATA_VARIABLE, str(folder / "elsewhere"))
     assert sizes(load(folder, "mnist")) == (60, 10, 10)
     monkeypatch.setenv(DATA_VARIABLE, str(folder))
-    data = load_dataset("mnist", rng=np.random.RandomState(4))
+    data = load_dataset("mnist", Request(rng=np.random.RandomState(4)))
     arrays = split_arrays((28, 28), 10)
     expected = (arrays["x_train"] / 255 - 0.1307) / 0.3081
     assert np.allclose(data.x_train[:, 0], expected, atol=1e-5)
@@ -562,7 +562,9 @@ def test_a_wrong_file_is_described(
 @pytest.mark.parametrize("name", [name for name in IMAGE_SETS if name != "fashion-mnist"])
 def test_real_images_have_about_mean_0_in_their_scale(name: str) -> None:
     """The constants belong to the images: no channel is far off."""
-    data = load_dataset(name, rng=np.random.RandomState(0), data_dir=REAL_DATA, num_train=500)
+    data = load_dataset(
+        name, Request(rng=np.random.RandomState(0), data_dir=REAL_DATA, num_train=500)
+    )
     means = data.x_train.mean(axis=(0, 2, 3))
     assert np.abs(means).max() < 0.35
     assert 0.25 < data.x_train.std() < 1.3

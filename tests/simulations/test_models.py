@@ -17,7 +17,7 @@ from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.learners import Learner, LearnerFactory, quality
 from simulations import models
 from simulations.config import Settings
-from simulations.data.sets import Dataset, load_dataset
+from simulations.data.sets import Dataset, Request, load_dataset
 from simulations.models import LEARNERS, learner_factory
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ CLASSIFIERS = FOR_VECTORS[: FOR_VECTORS.index("xgboost") + 1]
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
     """Return the data that all models here learn."""
-    return load_dataset("digits", rng=np.random.RandomState(0))
+    return load_dataset("digits", Request(rng=np.random.RandomState(0)))
 
 
 def factory(name: str, settings: Settings = QUICK) -> LearnerFactory:
@@ -42,7 +42,7 @@ def factory(name: str, settings: Settings = QUICK) -> LearnerFactory:
 def wrapped(name: str, settings: Settings) -> Any:
     """Return the estimator that the wrapper would get."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.tabular.sklearn.SklearnLearner", lambda inner, **_: inner)
+        patch.setattr("clients.SklearnLearner", lambda inner, **_: inner)
         return factory(name, settings)()
 
 
@@ -113,7 +113,7 @@ def test_the_forest_of_bits_takes_trees_and_depth() -> None:
     """A depth of 0 is none, and one beyond what travels is cut."""
     for depth, expected in ((4, 4), (0, None), (1000, 60)):
         settings = Settings.of(num_trees=7, max_depth=depth)
-        assert options("forest", "tabular.forest.ForestLearner", settings) == {
+        assert options("forest", "ForestLearner", settings) == {
             "num_classes": 10,
             "num_trees": 7,
             "max_depth": expected,
@@ -123,9 +123,9 @@ def test_the_forest_of_bits_takes_trees_and_depth() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "threads"),
     [
-        ("xgboost", "tabular.xgboost.XGBoostLearner", {"num_threads": 1}),
-        ("lightgbm", "tabular.lightgbm.LightGBMLearner", {}),
-        ("boosted-trees", "tabular.boosted_trees.BoostedTreesLearner", {}),
+        ("xgboost", "XGBoostLearner", {"num_threads": 1}),
+        ("lightgbm", "LightGBMLearner", {}),
+        ("boosted-trees", "BoostedTreesLearner", {}),
     ],
 )
 def test_boosted_trees_take_the_settings_of_the_paper(
@@ -152,7 +152,7 @@ def test_the_perceptron_takes_the_settings_of_training() -> None:
     given = {"epochs": 3, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.5}
     given |= {"validation_share": 0.1, "patience": 3}
     usual = {"optimizer": "adam", "momentum": 0.9, "schedule": "constant"}
-    assert options("mlp", "networks.learner.TorchLearner", Settings.of(**given)) == {
+    assert options("mlp", "TorchLearner", Settings.of(**given)) == {
         "num_classes": 10,
         "task": "single-label",
         "final_learning_rate": None,
@@ -167,7 +167,7 @@ def network_options(name: str, row_shape: tuple[int, ...], **changes: Any) -> An
     """Return the keyword arguments that TorchLearner would get, with settings to come."""
     settings = Settings.of(**changes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.networks.learner.TorchLearner", lambda *_, **given: given)
+        patch.setattr("clients.TorchLearner", lambda *_, **given: given)
         return learner_factory(name, row_shape=row_shape, num_classes=2, settings=settings)()
 
 
@@ -194,19 +194,19 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     """Rounds and depth, the number of trees, kernel and ridge reach the learners."""
     kernels = {"kernel": "laplace", "ridge": 0.5, "reveal_rows": True, "num_features": 30}
     settings = Settings.of(boosting_rounds=9, num_trees=7, max_depth=3, **kernels)
-    boosting = options("xgboost-scores", "tabular.xgboost.XGBoostScores", settings)
+    boosting = options("xgboost-scores", "XGBoostScores", settings)
     assert (boosting["num_rounds"], boosting["max_depth"]) == (9, 3)
     assert boosting["task"] == "single-label"
-    kind = "tabular.kernel.KernelRidgeLearner"
+    kind = "KernelRidgeLearner"
     outputs = {"num_classes": 10, "task": "single-label"}
     kernel = {"kernel": "laplace", "ridge": 0.5, "reveal_rows": True}
     assert options("kernel-ridge", kind, settings) == {**outputs, **kernel}
     assert not options("kernel-ridge", kind, Settings())["reveal_rows"]
-    assert options("ridge", "tabular.kernel.RidgeLearner", settings)["ridge"] == 0.5
-    waves = options("random-features", "tabular.kernel.RandomFeaturesLearner", settings)
+    assert options("ridge", "RidgeLearner", settings)["ridge"] == 0.5
+    waves = options("random-features", "RandomFeaturesLearner", settings)
     assert waves["num_features"] == 30
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.tabular.sklearn.ForestScores", lambda estimator, **_: estimator)
+        patch.setattr("clients.ForestScores", lambda estimator, **_: estimator)
         forest: Any = factory("forest-scores", settings)()
     assert (forest.n_estimators, forest.max_depth, forest.n_jobs) == (7, 3, 1)
 

@@ -13,7 +13,7 @@ import pytest
 import simulations
 from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.config import Settings, Value
-from simulations.data.sets import load_dataset
+from simulations.data.sets import Request, load_dataset
 from simulations.data.splits import Dataset
 from simulations.data.tables import TableEncoder
 from simulations.deploy.__main__ import main
@@ -243,9 +243,8 @@ UGLY = "id;seen;age;income;town;class\n" + "".join(
 def load(text: str, tmp_path: Path, **options: Any) -> Dataset:
     path = tmp_path / "ugly.csv"
     path.write_text(text, encoding="utf-8-sig")
-    return load_dataset(
-        str(path), rng=np.random.RandomState(0), **{"label": "class", **options}
-    )
+    given = {"label": "class", **options}
+    return load_dataset(str(path), Request(rng=np.random.RandomState(0), **given))
 
 
 def test_an_ugly_file_is_understood(tmp_path: Path) -> None:
@@ -279,7 +278,7 @@ def test_the_header_shows_the_encoding(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(UGLY.replace("age", "größe"), encoding="cp1252")
 
-    data = load_dataset(str(path), rng=np.random.RandomState(0), label="class")
+    data = load_dataset(str(path), Request(rng=np.random.RandomState(0), label="class"))
 
     assert "größe" in data.understood[1]
 
@@ -484,7 +483,7 @@ def test_a_parquet_file_is_a_table_too(tmp_path: Path) -> None:
     frame = public_frame(seen=pd.date_range("2024-01-01", periods=20), ok=[True, False] * 10)
     pd.concat([frame] * 4, ignore_index=True).assign(kind=["a", "b"] * 40).to_parquet(path)
 
-    data = load_dataset(str(path), rng=np.random.RandomState(0), label="kind")
+    data = load_dataset(str(path), Request(rng=np.random.RandomState(0), label="kind"))
 
     assert data.understood[1] == "numbers (2): age, ok"
 

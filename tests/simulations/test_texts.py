@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
-from simulations.data.sets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.data.sets import DATA_VARIABLE, Dataset, Request, load_dataset
 from simulations.data.texts import MAX_TOKENS, TEXT_SETS, Vocabulary
 
 REAL_DATA = os.environ.get(DATA_VARIABLE, "")
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path, name: str, seed: int = 0, **options: Any) -> Dataset:
     rng = np.random.RandomState(seed)
-    return load_dataset(name, rng=rng, data_dir=str(folder), **options)
+    return load_dataset(name, Request(rng=rng, data_dir=str(folder), **options))
 
 
 def sizes(data: Dataset) -> tuple[int, int, int]:
@@ -225,7 +225,7 @@ def test_weights_without_scikit_learn_name_the_extra(
 )
 def test_real_texts_are_complete(name: str, expected: tuple[int, int, int]) -> None:
     """All texts are read, and most of their words are known to the public ones."""
-    data = load_dataset(name, rng=np.random.RandomState(0), data_dir=REAL_DATA)
+    data = load_dataset(name, Request(rng=np.random.RandomState(0), data_dir=REAL_DATA))
     assert sizes(data) == expected
     words = data.x_train[data.x_train > 0]
     assert (words == 1).mean() < 0.35
