@@ -528,7 +528,12 @@ def _others() -> Iterator[tuple[str, Case]]:
 
 
 def _all() -> Iterator[tuple[str, Case]]:
-    families = _fedkd(), _fedkt(), _fedmd(), _sums("fedhistogram"), _sums("fedregression")
+    families = (
+        _fedkd(),
+        _fedkt(),
+        _fedmd(),
+        *map(_sums, ("fedhistogram", "fedregression", "fedmoments")),
+    )
     for name, case in chain(*families, _weights(), _others()):
         yield name, case
         if Case(case.settings) == case and "fraction-train" not in case.settings:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clients.tabular.forest import ForestLearner
     from clients.tabular.kernel import KernelRidgeLearner, RandomFeaturesLearner, RidgeLearner
     from clients.tabular.lightgbm import LightGBMLearner
+    from clients.tabular.moments import MomentsLearner
     from clients.tabular.multilabel import MultiLabelLearner
     from clients.tabular.sklearn import ForestScores, SklearnLearner
     from clients.tabular.xgboost import XGBoostLearner, XGBoostScores
@@ -33,6 +34,7 @@ __all__ = [
     "KernelRidgeLearner",
     "LightGBMLearner",
     "ModelCard",
+    "MomentsLearner",
     "MultiLabelLearner",
     "RandomFeaturesLearner",
     "RidgeLearner",
@@ -58,6 +60,7 @@ _MODULES = {
     "KernelRidgeLearner": "clients.tabular.kernel",
     "LightGBMLearner": "clients.tabular.lightgbm",
     "ModelCard": "clients.saved_model",
+    "MomentsLearner": "clients.tabular.moments",
     "MultiLabelLearner": "clients.tabular.multilabel",
     "RandomFeaturesLearner": "clients.tabular.kernel",
     "RidgeLearner": "clients.tabular.kernel",

@@ -59,6 +59,8 @@ from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, Scaffol
 from fl_strategies.strategies.sums import (
     FedHistogram,
     FedHistogramOptions,
+    FedMoments,
+    FedMomentsOptions,
     FedRegression,
     FedRegressionOptions,
     SumOptions,
@@ -114,6 +116,8 @@ __all__ = [
     "FedMD",
     "FedMDOptions",
     "FedMDParty",
+    "FedMoments",
+    "FedMomentsOptions",
     "FedProto",
     "FedProtoOptions",
     "FedProtoParty",

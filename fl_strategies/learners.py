@@ -25,6 +25,7 @@ import scipy
 
 from fl_strategies._util import Array, FloatArray, IntArray, counted
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require, require_data
+from fl_strategies.features import FeatureMap
 from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.wire import keys
 
@@ -271,6 +272,20 @@ class PortableLearner(Learner, Protocol):
 
         The arrays are untrusted: nothing in them may be executed, and whatever
         native code will later read must be checked here.
+        """
+
+
+@runtime_checkable
+class LinearLearner(PortableLearner, Protocol):
+    """A learner that is linear in features, and can be given their weights."""
+
+    def with_weights(
+        self, features: FeatureMap, weights: FloatArray, errors: FloatArray | None = None
+    ) -> Self:
+        """Return a fitted twin whose logits, or outputs, are features times weights.
+
+        Features are divided by `features.levels`; weights, and their standard errors if they
+        are known, are (num_features, num_classes).
         """
 
 

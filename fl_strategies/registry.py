@@ -26,8 +26,10 @@ from fl_strategies.strategies.pfnm import PFNM, PFNMParty
 from fl_strategies.strategies.scaffold import Scaffold, ScaffoldParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
+    MOMENTS_PARTY,
     REGRESSION_PARTY,
     FedHistogram,
+    FedMoments,
     FedRegression,
 )
 from fl_strategies.strategies.sums.histogram import Histogram
@@ -55,6 +57,7 @@ REGISTRY = {
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
+    "fedmoments": Algorithm(FedMoments, MOMENTS_PARTY),
     "fedproto": Algorithm(FedProto, FedProtoParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
     "fens": Algorithm(FENS, FENSParty()),

@@ -222,6 +222,7 @@ SCORE_LEARNERS: Final[Mapping[str, Wrapper]] = {
         },
     ),
     "ridge": Wrapper("RidgeLearner", lambda settings: {"ridge": settings.ridge}),
+    "moments": Wrapper("MomentsLearner", lambda _: {}),
     "random-features": Wrapper(
         "RandomFeaturesLearner", lambda settings: {"num_features": settings.num_features}
     ),

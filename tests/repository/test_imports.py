@@ -127,6 +127,7 @@ STACK = {
         ("errors", "_util", "options", "_compat"),
         ("wire",),
         ("privacy",),
+        ("features",),
         ("learners",),
         ("aggregation", "release"),
         ("party",),

@@ -16,6 +16,11 @@ from fl_strategies.strategies.sums.histogram import (
     FedHistogram,
     FedHistogramOptions,
 )
+from fl_strategies.strategies.sums.moments import (
+    MOMENTS_PARTY,
+    FedMoments,
+    FedMomentsOptions,
+)
 from fl_strategies.strategies.sums.options import SumOptions, SumPrivacy
 from fl_strategies.strategies.sums.party import SumParty
 from fl_strategies.strategies.sums.regression import (
@@ -29,7 +34,10 @@ __all__ = [
     "FedHistogramOptions",
     "FedRegression",
     "FedRegressionOptions",
+    "FedMoments",
+    "FedMomentsOptions",
     "HISTOGRAM_PARTY",
+    "MOMENTS_PARTY",
     "REGRESSION_PARTY",
     "SumOptions",
     "SumParty",

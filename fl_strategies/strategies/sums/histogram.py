@@ -33,7 +33,7 @@ from fl_strategies._util import (
     one_blas_thread,
 )
 from fl_strategies.errors import require
-from fl_strategies.learners import Task
+from fl_strategies.learners import Learner, Task
 from fl_strategies.options import option
 from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.privacy.planning import (
@@ -396,10 +396,10 @@ class FedHistogram(SumStrategy[Cells]):
         counts = [np.bincount(found, minlength=self._summary.num_cells) for found in cells]
         return (np.stack(counts) + 1.0) / len(self.public)
 
-    def _shares(self, total: FloatArray, noise: float, counted: Counted) -> FloatArray:  # noqa: ARG002
-        """Return the class shares of the cells that every public row is in."""
+    def _model_of(self, total: FloatArray, noise: float, counted: Counted) -> Learner:  # noqa: ARG002
+        """Return a model of public rows with the class shares of the cells that they are in."""
         counts = self._summary.counts_of(self.public, total)
-        return class_shares(counts, self._of_one_division(noise))
+        return self._labelled(class_shares(counts, self._of_one_division(noise)))
 
     def _of_one_division(self, noise: float) -> float:
         """Return the noise on mean counts of all divisions: as if there were one alone."""

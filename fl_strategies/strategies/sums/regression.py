@@ -18,7 +18,7 @@ import scipy
 
 from fl_strategies._util import Array, FloatArray, IntArray, one_blas_thread
 from fl_strategies.errors import require
-from fl_strategies.learners import Task
+from fl_strategies.learners import Learner, Task
 from fl_strategies.options import option
 from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.privacy.planning import (
@@ -447,8 +447,8 @@ class FedRegression(SumStrategy[Components]):
             return scores, np.ones(scores.shape[1])
         return scores, known_classes(sums[-1] / CONSTANT, noise / CONSTANT)
 
-    def _shares(self, total: FloatArray, noise: float, counted: Counted) -> FloatArray:
-        """Return the classes of public rows by the regression that fits the sums."""
+    def _model_of(self, total: FloatArray, noise: float, counted: Counted) -> Learner:
+        """Return a model of public rows that are labelled by the fitting regression."""
         by_party = self.options.level == "L1"
         if by_party:
             whole = counted.num_parties * DIRECTION / _SMALL
@@ -457,12 +457,11 @@ class FedRegression(SumStrategy[Components]):
         shares = fitted_shares(
             self._features, total / whole, noise / whole, self.num_classes, self.task
         )
-        if not by_party:
-            return shares
-        # All of a row's share for its likeliest class, or each likely label.
-        if self.task == "multi-label":
-            return (shares > 0.5).astype(np.float64)
-        return np.asarray(np.eye(shares.shape[1])[shares.argmax(axis=1)])
+        if by_party:
+            # All of a row's share for its likeliest class, or each likely label.
+            sharp = np.eye(shares.shape[1])[shares.argmax(axis=1)]
+            shares = (shares > 0.5).astype(np.float64) if self.task == "multi-label" else sharp
+        return self._labelled(shares)
 
     def _details(self) -> Metrics:
         return {NUM_COMPONENTS: self._summary.num_features - 1}

@@ -41,6 +41,7 @@ from fl_strategies.strategies.sums.options import (
     mechanism_of,
     release_plan,
 )
+from fl_strategies.strategies.sums.party import CLASSES
 from fl_strategies.strategies.sums.summary import DIRECTION, PartySums, Summary, is_direction
 from fl_strategies.strategies.weights.restraint import read_num_records
 from fl_strategies.wire import keys
@@ -74,7 +75,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
 
     A head defines the summary of records (`_summarise`), when noise exceeds the sums
     (`_no_signal`), which sums are plausible (`_plausible`), how two parties' are compared
-    (`_evidence`) and which classes public rows have by the sums (`_shares`).
+    (`_evidence`) and which model follows from the sums (`_model_of`).
 
     Parameters
     ----------
@@ -99,6 +100,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     """
 
     options_type: ClassVar[type[SumOptions]] = SumOptions
+    tasks: ClassVar[Sequence[Task]] = CLASSES
     planner_type: ClassVar[type[SumPlanner]]
     record_length: ClassVar[int] = 1
     """Length of what one record adds to a sum, rounding aside."""
@@ -113,7 +115,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     def __init__(
         self,
         *,
-        public: Array,
+        public: Array | None = None,
         num_classes: int,
         learner_fn: LearnerFactory,
         learner_name: str = "learner",
@@ -124,8 +126,9 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         super().__init__(**federation)
         owner = type(self).__name__
         check_task(owner, task, num_classes)
-        require(task != "regression", owner, "task", "single-label or multi-label", task)
+        require(task in self.tasks, owner, "task", " or ".join(self.tasks), task)
         check_factories(owner, learner_fn, num_classes)
+        require(public is not None, owner, "public", "given", None)
         self.public = public_array(owner, public)
         self.num_classes, self.task = num_classes, task
         self.learner_fn, self.model_name = learner_fn, learner_name
@@ -200,8 +203,8 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         """
 
     @abstractmethod
-    def _shares(self, total: FloatArray, noise: float, counted: "Counted") -> FloatArray:
-        """Return the shares of classes in every public row, (num_public, num_classes)."""
+    def _model_of(self, total: FloatArray, noise: float, counted: "Counted") -> Learner:
+        """Return the final model that follows from the sum over parties."""
 
     # Noise
 
@@ -240,11 +243,12 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
+        public = {keys.PUBLIC_HASH: content_hash(self.public)} if len(self.public) else {}
         return {
             **self.options.to_config(),
             TASK: self.task,
             keys.NUM_CLASSES: self.num_classes,
-            keys.PUBLIC_HASH: content_hash(self.public),
+            **public,
         }
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
@@ -288,9 +292,9 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         kept = [k for k in range(len(said)) if k not in contradicting]
         noise = self._summed(self._mechanism, len(kept))
         total = self._total([parts[k] for k in kept])
-        shares = self._shares(total, noise, Counted(len(kept), float(sizes[kept].sum())))
+        counted = Counted(len(kept), float(sizes[kept].sum()))
         metrics: Metrics = {NOISE_SCALE: noise, **self._counted(said, sizes, parts)}
-        model = self.keep_model(self._learn(shares))
+        model = self.keep_model(self._model_of(total, noise, counted))
         # What everybody but the server learns, parties cannot tell.
         prices = privacy_metrics(party=self.ledger_, example=self.ledger_)
         known = {key: prices[key] for key in _PRICES.get(self.options.level, ())}
@@ -386,10 +390,14 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         if privacy is None or mechanism is None or self.options.level == "L2":
             return np.asarray(np.sum(parts, axis=0), dtype=np.float64)
         rng = privacy.rng(self.seed, SUMS)
-        drawn = self.run.draw_once(SUMS, lambda: {_TOTAL: _released(mechanism, parts, rng)})
-        return np.asarray(drawn[_TOTAL], dtype=np.float64)
+        multiples = self._summary.multiples(self.num_classes, self.task)
+        # At L1 a party has multiplied its sums already.
+        larger = parts if self.options.level == "L1" else [part * multiples for part in parts]
+        drawn = self.run.draw_once(SUMS, lambda: {_TOTAL: _released(mechanism, larger, rng)})
+        return np.asarray(drawn[_TOTAL] / multiples, dtype=np.float64)
 
-    def _learn(self, shares: FloatArray) -> Learner:
+    def _labelled(self, shares: FloatArray) -> Learner:
+        """Return a model that learns public rows of these shares of classes."""
         learner, rng = self.learner_fn(), derive_rng(self.seed, "server", "final")
         if isinstance(learner, SoftLearner):
             link: Link = "sigmoid" if self.task == "multi-label" else "softmax"

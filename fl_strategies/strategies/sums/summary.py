@@ -30,6 +30,8 @@ from fl_strategies.learners import Task
 
 LARGEST_SUM: Final = 2**31 - 1
 """Largest number that travels; larger ones are clipped."""
+MOST_EXACT: Final = 2**22
+"""Most sums of one party; with noise there are fewer, `privacy.mechanisms.MOST_SUMS`."""
 DIRECTION: Final = 2**12
 """Length of the vector of a party where all parties weigh the same."""
 VALUES_AT_ONCE: Final = 2**22
@@ -69,7 +71,17 @@ class Summary(ABC):
 
     @abstractmethod
     def moved(self, num_classes: int, task: Task) -> float:
-        """Return the most, in L2 norm, by which replacing one record moves a sum."""
+        """Return the most, in L2 norm, by which replacing one record moves a sum.
+
+        Of the multiplied sum, where there are `multiples`.
+        """
+
+    def multiples(self, num_classes: int, task: Task) -> IntArray | int:  # noqa: ARG002
+        """Return whole numbers by which sums are multiplied before noise is added.
+
+        The noise is as strong on each, so that a larger multiple has less of it.
+        """
+        return 1
 
     def unused(self, num_classes: int, task: Task) -> float:  # noqa: ARG002
         """Return how much less than `moved` replacing one record moves a sum, at least."""

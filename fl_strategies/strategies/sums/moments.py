@@ -1,0 +1,619 @@
+"""FedMoments: a linear model of features that is exactly that of pooled records.
+
+    server   decides by public rows or declared bounds which features rows have, and sends this
+    party    sums its records' features times targets, and products of features
+    server   adds the sums, solves for the weights, and chooses features and penalty by folds
+
+Least squares depends on records through these sums alone. They are whole numbers, so that the
+sum over parties is that of all records to the bit, whoever holds which: parties of one class
+or of ten records change nothing. Related work has the same idea without accounting: Fed3R
+(arXiv 2406.01116), FedCGS (2503.06962), AFL (2405.16240), one-shot ridge (2601.08216).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Final, Literal, Self, TypeAlias, Unpack
+
+import numpy as np
+import scipy
+
+from fl_strategies._util import (
+    Array,
+    FloatArray,
+    IntArray,
+    derive_rng,
+    one_blas_thread,
+)
+from fl_strategies.aggregation import moments
+from fl_strategies.aggregation.moments import Head, Moments, Solution
+from fl_strategies.errors import KnowledgeMismatch, require
+from fl_strategies.features import FeatureMap
+from fl_strategies.learners import Learner, LearnerFactory, LinearLearner, Task
+from fl_strategies.options import option
+from fl_strategies.privacy.mechanisms import MOST_SUMS
+from fl_strategies.privacy.planning import drowned_components, usual_components
+from fl_strategies.server.strategy import FederationOptions
+from fl_strategies.strategies.sums.options import SumOptions
+from fl_strategies.strategies.sums.party import SumParty
+from fl_strategies.strategies.sums.regression import Regression
+from fl_strategies.strategies.sums.server import Counted, SumStrategy
+from fl_strategies.strategies.sums.summary import (
+    LARGEST_SUM,
+    MOST_EXACT,
+    PartySums,
+    Summary,
+    known_classes,
+)
+from fl_strategies.wire.knowledge import Metrics
+
+Features: TypeAlias = Literal["auto", "columns", "components", "cosines", "products"]
+
+NUM_FEATURES: Final = "num-features"
+PENALTY: Final = "penalty"
+SHARPNESS: Final = "sharpness"
+# Off-diagonal products occur twice in a matrix, so that they may weigh the root of 2 more than
+# those on the diagonal for the same length of what one record adds: 7 to 5 is just below it.
+_DIAGONAL: Final = 5
+_BESIDE: Final = 7
+_NOISE_OF_GRAM: Final = 0.25
+"""Penalty for noise on products, as a multiple of its spectral norm."""
+_NOISE_OF_MEANS: Final = 0.5
+"""Penalty for noise on features times targets, as a multiple of that on one mean."""
+_MEAN_TARGET: Final = ("target-centre", "target-reach")
+_LEAST_PENALTY: Final = 1e-8
+# Consecutive odd multiples of it scatter the features of a row over 64 bits.
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_CHUNK: Final = 2**22
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMomentsOptions(SumOptions):
+    """Options of `FedMoments`; see `SumOptions`.
+
+    Parameters
+    ----------
+    features : "auto", "columns", "components", "cosines" or "products"
+        What a row is made into, besides a constant: its columns; principal components of
+        public rows; columns and random cosines, which make the model that of a Gaussian
+        kernel; columns and products of two. By default cosines without noise; with it
+        components, or columns where there are no public rows.
+    num_cosines, num_products : int
+    num_components : int, optional
+        As many as stand out from noise by default.
+    row_length : float, optional
+        Rows whose columns, in units of their spread or bounds, are longer are shortened;
+        by default that is a tenth of the public rows, and none without any.
+    head : "ridge", "lda" or "logistic"
+        Ridge regression of classes, linear discriminant analysis of its scores, or logistic
+        regression, which takes expectations over public rows.
+    penalty : float, optional
+        Of the squared weights; by default what folds like best, or what the noise needs.
+    num_folds : int
+        Parts of the records with sums of their own, by which features and penalty are chosen
+        and probabilities calibrated. With noise there is one.
+    """
+
+    owner: ClassVar[str] = "FedMoments"
+
+    features: Features = option("auto", "what a row is made into")
+    num_cosines: int = option(390, "random cosines", least=3)
+    num_products: int = option(400, "products of two columns", least=1)
+    num_components: int | None = option(
+        None, "principal components of public rows; 0: as many as stand out from noise", least=1
+    )
+    row_length: float | None = option(
+        None, "length of columns beyond which rows are shortened; 0: by public rows", above=0
+    )
+    head: Head = option("ridge", "the model of the sums")
+    penalty: float | None = option(
+        None, "of the squared weights; 0: by folds, or by the noise", above=0
+    )
+    num_folds: int = option(5, "parts of the records to choose by; 1: none", least=1, most=20)
+
+
+@dataclass(frozen=True, eq=False)
+class SummedMoments(Summary):
+    """Features of rows, for sums of them times targets and of their products.
+
+    Parameters
+    ----------
+    features : FeatureMap
+    num_folds : int
+        A record is in one of them by a hash of its features, so that it does not matter
+        which party holds it.
+    centre, reach : (num_targets,)
+        Numeric targets less the one, divided by the other, are between -1 and 1; empty for
+        classes.
+    """
+
+    kind: ClassVar[str] = "moments"
+    signed: ClassVar[bool] = True
+
+    features: FeatureMap
+    num_folds: int
+    centre: FloatArray
+    reach: FloatArray
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what parties need."""
+        return {
+            **self.features.to_arrays(),
+            "folds": np.array([self.num_folds], dtype=np.int32),
+            _MEAN_TARGET[0]: self.centre.astype(np.float64),
+            _MEAN_TARGET[1]: self.reach.astype(np.float64),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> Self:
+        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
+        own = {"folds", *_MEAN_TARGET}
+        given = {name: arrays[name] for name in arrays if name not in own}
+        features = FeatureMap.from_arrays("Server", given, num_values)
+        folds, centre, reach = (arrays.get(name) for name in ("folds", *_MEAN_TARGET))
+        sound = (
+            folds is not None
+            and centre is not None
+            and reach is not None
+            and folds.dtype == np.int32
+            and folds.shape == (1,)
+            and 1 <= int(folds[0]) <= 20
+            and centre.dtype == reach.dtype == np.float64
+            and centre.ndim == 1
+            and centre.shape == reach.shape
+            and bool(np.isfinite(centre).all() and np.isfinite(reach).all())
+            and bool((reach > 0).all())
+        )
+        if not sound or folds is None or centre is None or reach is None:
+            raise KnowledgeMismatch(
+                "Server: moments must have 1 to 20 folds and the bounds of targets, got others."
+            )
+        return cls(features, int(folds[0]), centre, reach)
+
+    @classmethod
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:  # noqa: ARG003
+        return True
+
+    # What records add to it
+
+    def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
+        """Return the sums of all folds: see `split`."""
+        size = self.features.num_features
+        outputs = moments.num_outputs(num_classes, task)
+        squares = outputs if task == "regression" else 0
+        return (self.num_folds, size * outputs + squares + moments.packed_size(size))
+
+    def split(self, sums: Array, num_classes: int, task: Task) -> tuple[Array, Array, Array]:
+        """Return features times targets, squared numeric targets, and packed products."""
+        outputs = moments.num_outputs(num_classes, task)
+        first = self.features.num_features * outputs
+        second = first + (outputs if task == "regression" else 0)
+        targets = sums[:, :first].reshape(len(sums), -1, outputs)
+        return targets, sums[:, first:second], sums[:, second:]
+
+    def codes(self, y: Array, num_classes: int, task: Task) -> IntArray:
+        """Return what targets count, in `target_unit`."""
+        if task == "regression":
+            y = (y - self.centre) / self.reach
+        return moments.coded(y, num_classes, task, self.target_unit(task))
+
+    def target_unit(self, task: Task) -> int:
+        """Return what a target of 1 counts."""
+        return self.features.levels if task == "regression" else 1
+
+    def folds_of(self, features: IntArray) -> IntArray:
+        """Return the fold of each record, by its features alone."""
+        width = features.shape[1]
+        odd = np.uint64(_GOLDEN) * (2 * np.arange(width, dtype=np.uint64) + np.uint64(1))
+        mixed = features.astype(np.uint64) @ odd
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(_GOLDEN)
+        return np.asarray((mixed >> np.uint64(33)) % np.uint64(self.num_folds), dtype=np.int64)
+
+    @one_blas_thread()
+    def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
+        """Return the sums of some records, as integers."""
+        size, outputs = self.features.num_features, moments.num_outputs(num_classes, task)
+        targets = np.zeros((self.num_folds, size, outputs))
+        squares = np.zeros((self.num_folds, outputs if task == "regression" else 0))
+        gram = np.zeros((self.num_folds, size, size))
+        step = max(1, _CHUNK // max(size, self.features.num_values))
+        for start in range(0, len(x), step):
+            part = slice(start, start + step)
+            whole = self.features(x[part])
+            fold = self.folds_of(whole)
+            # Products of floats are ten times as fast, and exact below 2**53.
+            rows = whole.astype(np.float64)
+            codes = self.codes(y[part], num_classes, task).astype(np.float64)
+            for number in range(self.num_folds):
+                own = fold == number if self.num_folds > 1 else slice(None)
+                targets[number] += rows[own].T @ codes[own]
+                gram[number] += rows[own].T @ rows[own]
+                if task == "regression":
+                    squares[number] += np.square(codes[own]).sum(axis=0)
+        folds = zip(targets, squares, gram, strict=True)
+        packed = [np.concatenate([b.ravel(), s, moments.pack(g)]) for b, s, g in folds]
+        return np.stack(packed).astype(np.int64)
+
+    def multiples(self, num_classes: int, task: Task) -> IntArray:
+        """Return by what sums are multiplied where noise is as strong on each.
+
+        Targets are brought to the units of products; see `moved`.
+        """
+        size = self.features.num_features
+        beside = moments.pack(np.full((size, size), _BESIDE) - 2 * np.eye(size, dtype=int))
+        outputs = moments.num_outputs(num_classes, task)
+        first = np.full(size * outputs, self._multiple(task))
+        squares = np.ones(outputs if task == "regression" else 0, dtype=int)
+        return np.concatenate([first, squares, beside])[None].repeat(self.num_folds, axis=0)
+
+    def _multiple(self, task: Task) -> int:
+        return _DIAGONAL * max(1, round(self.features.longest / self.target_unit(task)))
+
+    def moved(self, num_classes: int, task: Task) -> float:
+        """Return the most, in L2 norm, by which replacing one record moves multiplied sums.
+
+        Let rows f and g have squared lengths of at most r^2 and the product t = f'g, and let
+        m be what a target of 1 is multiplied by, over 5. Products move by
+
+            |ff' - gg'|^2 = |f|^4 + |g|^4 - 2 t^2,
+
+        of which the triangle holds at most 25 times as much, since 7^2 < 2 * 5^2. Each of l
+        targets u and v between -1 and 1 moves by m^2 |uf - vg|^2 <= m^2 (2 r^2 + 2 |t|); of
+        classes one-hot rows move by m^2 (2 r^2 - 2 t) or, if the class changes, 2 m^2 r^2.
+        All are at most
+
+            25 (2 l m^2 (r^2 + |t|) + 2 r^4 - 2 t^2),  largest at |t| = min(l m^2 / 2, r^2),
+
+        which is 25 * 4.5 r^4 for one label and m = r. A record that changes its fold moves
+        both by less: 25 (2 l m^2 r^2 + 2 r^4). Squared numeric targets are not multiplied
+        and add the fourth power of what a target of 1 counts.
+        """
+        square = self.features.longest**2
+        labels = num_classes if task in ("multi-label", "regression") else 1
+        scale = self._multiple(task) * self.target_unit(task) / _DIAGONAL
+        within = min(labels * scale**2 / 2, square)
+        moved = 2 * labels * scale**2 * (square + within) + 2 * square**2 - 2 * within**2
+        squared = labels * self.target_unit(task) ** 4 if task == "regression" else 0
+        return math.sqrt(_DIAGONAL**2 * moved + squared)
+
+    def possible(self, sums: IntArray, num_records: int, task: Task) -> bool:
+        """Return whether so many records can have these sums.
+
+        The constant makes parts of them known: its own products are the records, and those
+        with other features are the sum over classes. No direction has less than nothing.
+        """
+        size, constant = self.features.num_features, self.features.constant
+        longest = self.features.longest
+        if num_records * (self.features.levels + size) ** 2 > LARGEST_SUM:
+            return True  # entries beyond it have been cut
+        found = 0
+        num_classes = self._classes_of(sums, task)
+        for targets, squares, packed in zip(*self.split(sums, num_classes, task), strict=True):
+            gram = moments.unpack(packed, size)
+            number, rest = divmod(int(gram[-1, -1]), constant**2)
+            if rest or number < 0:
+                return False
+            found += number
+            total, several = gram[:, -1], task != "single-label" or targets.shape[1] == 1
+            if not several and (targets.sum(axis=1) * constant != total).any():
+                return False
+            unit = self.target_unit(task)
+            counts = targets[-1] / constant
+            holders = np.full(len(counts), float(number)) if several else counts
+            lengths = np.linalg.norm(targets.astype(np.float64), axis=0)
+            if (np.abs(counts) > number * unit).any() or (
+                lengths > holders * longest * unit
+            ).any():
+                return False
+            if (squares < 0).any() or (squares > number * unit**2).any():
+                return False
+            trace = float(np.trace(gram))
+            least = np.linalg.eigvalsh(gram.astype(np.float64))[0]
+            if trace > number * longest**2 or least < -1e-9 * max(trace, 1.0) * size:
+                return False
+        return found == num_records
+
+    def read(self, sums: Array, num_classes: int, task: Task) -> Moments:
+        """Return sums as moments of features of length 1, and records by the constant."""
+        size, levels = self.features.num_features, float(self.features.levels)
+        unit, constant = self.target_unit(task), self.features.constant
+        targets, squares, packed = self.split(sums, num_classes, task)
+        gram = np.stack([moments.unpack(fold, size) for fold in packed])
+        counts = gram[:, -1, -1] / constant**2
+        if task == "regression":
+            squares = squares / unit**2
+        elif task == "single-label" and num_classes > 2:
+            squares = targets[:, -1] / constant
+        else:
+            squares = np.repeat(counts[:, None], targets.shape[2], axis=1)
+        return Moments(targets / (levels * unit), gram / levels**2, squares, counts)
+
+    def _classes_of(self, sums: Array, task: Task) -> int:
+        """Return the number of classes or targets that sums of the right shape are of."""
+        size = self.features.num_features
+        rest = sums.shape[1] - moments.packed_size(size)
+        outputs = rest // (size + 1) if task == "regression" else rest // size
+        return 2 if task == "single-label" and outputs == 1 else outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentsPlanner(Regression):
+    """Plans `FedMoments`: as a regression, whose products need a little more noise."""
+
+    strategy: ClassVar[str] = "fedmoments"
+
+    @property
+    def moved(self) -> float:
+        """How far one unit moves the sums, if its own vector has length 1."""
+        if self.level == "L1":
+            return self.moved_by_party
+        return math.sqrt(4.5 if self.num_labels == 1 else 4.0 * self.num_labels)
+
+
+class FedMoments(SumStrategy[SummedMoments]):
+    """One round: parties sum features of their records times targets, and their products.
+
+    Leaves the party
+        One number for each feature and class (or label, or target), and one for each pair of
+        features: sums over its records, by fold without noise.
+    Guarantee
+        L2: each record is protected against the server and everybody else, by noise that
+        the party itself adds; central: against everybody but the server, which adds the
+        noise once; L1: each party, against everybody but the server. One release, so one
+        price. Not covered: the number of records, held-out rows, settings chosen on
+        private data, and bounds if they were taken from records.
+
+    Parameters
+    ----------
+    bounds : pair of arrays (num_values,), optional
+        Least and largest value of every column, declared and not taken from records. Then no
+        public rows are needed; values outside are clipped.
+    target_bounds : pair of arrays (num_targets,), optional
+        The same of numeric targets, which need them.
+    **settings
+        See `SumStrategy`; `options` are `FedMomentsOptions`. The final model is linear in
+        the features if `learner_fn` makes a `LinearLearner`, such as
+        `clients.MomentsLearner`; any other learns public rows with this model's classes.
+
+    Attributes
+    ----------
+    solution_ : Solution
+        Weights of targets as they were solved for, penalty and features used.
+
+    Notes
+    -----
+    The model is that of pooled records, whatever the division among parties. Features and
+    penalty are chosen by the squared error on folds, which follows from sums. Under noise
+    there are no folds: the penalty follows from the noise and the size of the public sample.
+    """
+
+    name: ClassVar[str] = "fedmoments"
+    options_type = FedMomentsOptions
+    planner_type = MomentsPlanner
+    takes = (*SumStrategy.takes, "bounds", "target_bounds")
+    identified_by = (*SumStrategy.identified_by, "bounds", "target_bounds")
+    tasks: ClassVar[tuple[Task, ...]] = ("single-label", "multi-label", "regression")
+    usual_final_learners = ("moments",)
+    options: FedMomentsOptions
+    _planner: MomentsPlanner
+    open_setting = "num_components"
+
+    def __init__(
+        self,
+        *,
+        public: Array | None = None,
+        num_classes: int,
+        learner_fn: LearnerFactory,
+        learner_name: str = "learner",
+        task: Task = "single-label",
+        options: FedMomentsOptions | None = None,
+        bounds: tuple[Array, Array] | None = None,
+        target_bounds: tuple[Array, Array] | None = None,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        self.bounds, self.target_bounds = bounds, target_bounds
+        known = public is not None or bounds is not None
+        require(known, "FedMoments", "bounds", "given where there are no public rows", None)
+        if public is None and bounds is not None:
+            public = np.empty((0, len(np.atleast_1d(bounds[0]))))
+        super().__init__(
+            public=public,
+            num_classes=num_classes,
+            learner_fn=learner_fn,
+            learner_name=learner_name,
+            task=task,
+            options=options,
+            **federation,
+        )
+
+    # Features
+
+    def _summarise(self) -> SummedMoments:
+        owner, numeric = "FedMoments", self.task == "regression"
+        declared = self.target_bounds is not None or not numeric
+        require(declared, owner, "target_bounds", "given for numeric targets", None)
+        low, high = (
+            (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in self.target_bounds)
+            if numeric and self.target_bounds is not None
+            else (np.empty(0), np.empty(0))
+        )
+        ordered = low.shape == high.shape and bool((low < high).all())
+        rule = f"two of {self.num_classes} numbers in order"
+        require(
+            ordered and len(low) in (0, self.num_classes), owner, "target_bounds", rule, low
+        )
+        centre, reach = (low + high) / 2, (high - low) / 2
+        noisy = self.options.privacy is not None
+        folds = 1 if noisy or self.options.penalty is not None else self.options.num_folds
+        return SummedMoments(self._features(), folds, centre, reach)
+
+    def _features(self) -> FeatureMap:
+        options, rows = self.options, self.public if len(self.public) else None
+        if self.bounds is not None:
+            made = FeatureMap.of_bounds(*self.bounds, length=options.row_length)
+            fits = made.num_values == self.width
+            require(fits, options.owner, "bounds", f"of {self.width} columns", made.num_values)
+        else:
+            made = FeatureMap.of_rows(self.public, length=options.row_length)
+        noisy = options.privacy is not None
+        private: Features = "columns" if rows is None else "components"
+        usual: Features = private if noisy else "cosines"
+        kind = usual if options.features == "auto" else options.features
+        if kind == "components":
+            rule = "another than components without public rows"
+            require(len(self.public) > 0, options.owner, "features", rule, kind)
+            made = made.with_components(self.public, self._num_components())
+        elif kind == "cosines":
+            rng = derive_rng(self.seed, "cosines")
+            made = made.with_cosines(rows, options.num_cosines, rng)
+        elif kind == "products":
+            made = made.with_products(options.num_products)
+        most = MOST_SUMS if noisy else MOST_EXACT
+        size = made.num_features
+        few = (size * (self.num_classes + size)) <= 2 * most
+        require(few, options.owner, "features", f"few enough for {most} sums", size)
+        return made.for_records(self._num_records, noisy=noisy)
+
+    def _num_components(self) -> int:
+        most, number = self.width, self.options.num_components
+        if number is None:
+            number = usual_components(len(self.public), most, self._noise_share())
+        return min(number, most)
+
+    def _noise_share(self) -> float:
+        noise = self._planned_noise()
+        return self._planner.noise_share(noise, self.num_parties, self._num_records)
+
+    def _no_signal(self) -> str:
+        """Describe noise that leaves no signal in two features, or return ""."""
+        return drowned_components(self._noise_share())
+
+    # Liars
+
+    def _believed(self, said: list[PartySums]) -> FloatArray:  # type: ignore[override]
+        """Return what parties claim where it adds up to what was announced.
+
+        Otherwise their number is capped, as in the other heads on sums.
+        """
+        claimed = np.array([one.num_records for one in said], dtype=np.float64)
+        announced = self.options.num_records
+        if announced is not None and claimed.sum() <= announced:
+            return claimed
+        return super()._believed(said)
+
+    def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:  # noqa: ARG002
+        """Return sums as they are: without noise they are possible, or have been refused."""
+        return one.sums
+
+    def _evidence(
+        self, sums: FloatArray | IntArray, num_records: float, noise: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return how rows point where a class does, and which classes a party knows."""
+        targets, _, _ = self._summary.split(np.asarray(sums), self.num_classes, self.task)
+        total = targets.sum(axis=0)
+        outputs = total.shape[1]
+        scores = self._probes @ (total / num_records)
+        if outputs == 1 or self.task != "single-label":
+            return scores, np.ones(outputs)
+        constant = self._summary.features.constant
+        multiple = self._summary.multiples(self.num_classes, self.task)[0, 0]
+        return scores, known_classes(total[-1] / constant, noise / (constant * multiple))
+
+    @cached_property
+    def _probes(self) -> FloatArray:
+        """Features of public rows, or of rows that are spread like bounds."""
+        rows = self.public
+        if not len(rows):
+            rng, features = derive_rng(self.seed, "probes"), self._summary.features
+            width = features.num_values
+            scale = np.where(features.scale > 0, features.scale, 1.0)
+            rows = features.centre + rng.uniform(-1, 1, size=(4 * width + 100, width)) / scale
+        return self._summary.features(rows).astype(np.float64)
+
+    # The model
+
+    def _model_of(self, total: FloatArray, noise: float, counted: Counted) -> Learner:
+        own = self._summary.read(total, self.num_classes, self.task)
+        if noise:
+            own = self._with_known(own, counted)
+        features = self._summary.features
+        constant = features.constant / features.levels
+        self.solution_ = self._solve(own, noise)
+        weights, self._sharpness = moments.log_linear(
+            own,
+            self.solution_,
+            head=self.options.head,
+            constant=constant,
+            num_classes=self.num_classes,
+            task=self.task,
+        )
+        errors = None if noise else moments.standard_errors(own, self.solution_)
+        if self.task == "regression":
+            weights = weights * self._summary.reach
+            weights[-1] += self._summary.centre / constant
+            errors = None if errors is None else errors * self._summary.reach
+        elif errors is not None:
+            # Of two classes each has half of the one score.
+            half = 0.5 if self._one_score else 1.0
+            errors = np.broadcast_to(errors * (half * self._sharpness), weights.shape)
+        learner, known = self.learner_fn(), self.options.head == "ridge"
+        if isinstance(learner, LinearLearner):
+            return learner.with_weights(features, weights, errors if known else None)
+        return self._labelled(self._shares(features(self.public) / features.levels @ weights))
+
+    def _shares(self, scores: FloatArray) -> FloatArray:
+        """Return what public rows have by these logits, for a model that is not linear."""
+        labels = len(self.public) and self.task != "regression"
+        rule = "a LinearLearner, such as clients.MomentsLearner, without labelled public rows"
+        require(bool(labels), "FedMoments", "learner_fn", rule, self.model_name)
+        if self.task == "multi-label":
+            return np.asarray(scipy.special.expit(2 * scores))
+        return np.asarray(scipy.special.softmax(scores, axis=1))
+
+    @property
+    def _one_score(self) -> bool:
+        return moments.num_outputs(self.num_classes, self.task) < self.num_classes
+
+    def _with_known(self, own: Moments, counted: Counted) -> Moments:
+        """Return noisy moments with what has no noise: how many records there are."""
+        if self.options.level == "L1":
+            return own
+        features = self._summary.features
+        gram = own.gram.copy()
+        gram[0, -1, -1] = counted.num_records * (features.constant / features.levels) ** 2
+        return replace(own, gram=gram, num_records=np.array([counted.num_records]))
+
+    def _solve(self, own: Moments, noise: float) -> Solution:
+        penalty = self.options.penalty
+        features = self._summary.features
+        everything = np.arange(features.num_features - 1)
+        if noise:
+            penalty = penalty or self._penalty(noise, float(own.num_records[0]))
+            return moments.solve(own, [everything], [penalty])
+        if penalty is not None:
+            return moments.solve(own, [everything], [penalty])
+        return moments.solve(own, moments.subsets(features.blocks))
+
+    def _penalty(self, noise: float, num_records: float) -> float:
+        """Return the penalty for noise of this deviation on multiplied sums."""
+        features, task = self._summary.features, self.task
+        levels, unit = features.levels, self._summary.target_unit(task)
+        multiple = int(self._summary.multiples(self.num_classes, task)[0, 0])
+        of_gram = noise / (_BESIDE * num_records * levels**2)
+        of_mean = noise / (multiple * num_records * levels * unit)
+        spectral = 2 * of_gram * math.sqrt(features.num_features)
+        return max(_NOISE_OF_GRAM * spectral + _NOISE_OF_MEANS * of_mean, _LEAST_PENALTY)
+
+    def _details(self) -> Metrics:
+        return {
+            NUM_FEATURES: len(self.solution_.used),
+            PENALTY: self.solution_.penalty,
+            SHARPNESS: self._sharpness,
+        }
+
+
+MOMENTS_PARTY: Final = SumParty(
+    FedMomentsOptions, SummedMoments, MomentsPlanner, FedMoments.tasks
+)
