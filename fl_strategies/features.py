@@ -179,12 +179,16 @@ class FeatureMap:
             products=np.full(len(pairs), 1 / math.sqrt(2 * max(1, len(pairs)))),
         )
 
-    def for_records(self, number: int, *, noisy: bool) -> Self:
+    def for_records(self, number: int, *, scale: float = 0.0) -> Self:
         """Return the map with levels for which sums of so many products fit into 31 bits.
 
-        Where there is noise, they are multiplied before, by 7 at most.
+        Where noise of this deviation hides what moves a sum by one, sums are multiplied by 7
+        at most before it is added, and move by twelve squared lengths at most; noise has 24
+        bits.
         """
-        most = math.isqrt(2**31 // ((8 if noisy else 1) * max(1, number)))
+        most = math.isqrt(2**31 // ((8 if scale else 1) * max(1, number)))
+        if scale:
+            most = min(most, math.isqrt(int(2**24 / (12 * scale))))
         return replace(self, levels=int(np.clip(most, FEWEST_LEVELS, MOST_LEVELS)))
 
     # What it makes of rows

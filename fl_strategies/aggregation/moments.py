@@ -22,7 +22,7 @@ PENALTIES: Final = tuple(10.0 ** (step / 2) for step in range(-16, 1))
 """To choose from, as multiples of the squared length of a row of features."""
 _SINGULAR: Final = 1e-10
 _DRAWS: Final = 512
-_SHARPEST: Final = 64.0
+_SHARPNESS: Final = (math.log(0.05), math.log(64.0))
 _LEAST_COUNT: Final = 0.5
 _STEPS: Final = 300
 
@@ -201,6 +201,35 @@ def solve(
     return Solution(spectrum.weights(penalty, size), penalty, subsets[number])
 
 
+@one_blas_thread()
+def solve_noisy(moments: Moments, penalty: float) -> Solution:
+    """Return the ridge regression of noisy moments, whose constant is penalised as well.
+
+    To centre features would multiply the noise on their means by one over the constant.
+    Directions that noise has made negative are as if empty.
+    """
+    (gram,), (targets,) = moments.gram, moments.targets
+    number = max(float(moments.num_records[0]), 1.0)
+    values, axes = np.linalg.eigh(gram / number)
+    along = axes.T @ targets / number
+    weights = axes @ (along / (np.maximum(values, 0.0) + penalty)[:, None])
+    return Solution(weights, penalty, np.arange(len(gram) - 1))
+
+
+@one_blas_thread()
+def without_negative(gram: FloatArray) -> FloatArray:
+    """Return the nearest matrix of products of features, where no direction is negative."""
+    values, axes = np.linalg.eigh(gram)
+    return np.asarray((axes * np.maximum(values, 0.0)) @ axes.T)
+
+
+def overstated(moments: Moments, penalty: float, deviation: float) -> float:
+    """Return how far noise on means raises the product of weights and means that it is in."""
+    values = np.linalg.eigvalsh(moments.gram[0] / max(float(moments.num_records[0]), 1.0))
+    shrunk = np.maximum(values, 0.0) + penalty
+    return float(deviation**2 * (1 / shrunk).sum() * moments.targets.shape[2])
+
+
 def subsets(blocks: tuple[int, ...]) -> list[IntArray]:
     """Return the features to choose among: linear ones, with each bandwidth, and all."""
     linear, products, *bands = blocks
@@ -304,24 +333,49 @@ def discriminant(spread: ClassScores, weights: FloatArray, constant: float) -> F
     return np.asarray(found)
 
 
-def sharpness(spread: ClassScores, seed: int = 0) -> float:
+def sharpness(scores: FloatArray, mean_own: float) -> float:
     """Return the multiple of shares of classes that makes the best log-probabilities.
 
-    Log-loss is not a moment, so it is the mean over draws of normal scores with the means and
-    the covariance of held-out ones.
+    It is the logistic regression with one weight: log-loss depends on labels through the mean
+    score that records have of their own class alone, which is a moment. `scores` (n, C) are
+    those of rows that stand for all records.
     """
-    values, axes = np.linalg.eigh(spread.covariance)
-    root = axes * np.sqrt(np.maximum(values, 0.0))
-    draws = np.random.default_rng(seed).standard_normal((_DRAWS, len(root))) @ root.T
-    scores = spread.means[:, None, :] + draws
 
-    def loss(sharp: float) -> float:
-        logs = scipy.special.log_softmax(scores * math.exp(sharp), axis=2)
-        own = np.einsum("cnc->cn", logs).mean(axis=1)
-        return -float(own @ spread.shares)
+    def loss(log_sharp: float) -> float:
+        sharp = math.exp(log_sharp)
+        normal = scipy.special.logsumexp(sharp * scores, axis=1).mean()
+        return float(normal - sharp * mean_own)
 
-    bounds = (0.0, math.log(_SHARPEST))
-    return math.exp(scipy.optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x)
+    found = scipy.optimize.minimize_scalar(loss, bounds=_SHARPNESS, method="bounded")
+    return math.exp(found.x)
+
+
+def drawn_scores(moments: Moments, weights: FloatArray) -> FloatArray:
+    """Return normal scores with the mean and the squares that weights give to all records."""
+    whole = moments.all
+    number = max(float(whole.num_records[0]), 1.0)
+    constant = math.sqrt(max(whole.gram[0][-1, -1] / number, 1e-300))
+    mean = weights.T @ whole.gram[0][:, -1] / (number * constant)
+    covariance = weights.T @ (whole.gram[0] / number) @ weights - np.outer(mean, mean)
+    values, axes = np.linalg.eigh(covariance)
+    draws = np.random.default_rng(0).standard_normal((_DRAWS, len(mean)))
+    return np.asarray(mean + (draws * np.sqrt(np.maximum(values, 0.0))) @ axes.T)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What probabilities are calibrated by, besides moments.
+
+    Parameters
+    ----------
+    rows : (n, num_features), optional
+        Features of public rows; without any, scores are taken to be normal.
+    overstated : float
+        By how much noise raises the product of weights and mean targets that it is in.
+    """
+
+    rows: FloatArray | None = None
+    overstated: float = 0.0
 
 
 @one_blas_thread()
@@ -333,6 +387,7 @@ def log_linear(
     constant: float,
     num_classes: int,
     task: Task,
+    by: Calibration = Calibration(),  # noqa: B008 a frozen value
 ) -> tuple[FloatArray, float]:
     """Return the weights of logits, (num_features, num_classes), and how much sharper they are.
 
@@ -346,28 +401,41 @@ def log_linear(
         _Spectrum(fold, solution.used).weights(solution.penalty, size) for fold in folds
     ] or [solution.weights]
     if task == "multi-label":
-        each = _sharpness_of_labels(moments, fitted, constant)
-        return np.asarray(solution.weights * each), float(np.mean(each))
-    shares = [indicator_weights(each, constant, num_classes) for each in fitted]
-    spread = scores_of_classes(moments, shares, num_classes)
-    own = indicator_weights(solution.weights, constant, num_classes)
+        sharp = np.empty(num_classes)
+        for label in range(num_classes):
+            one = replace(moments, targets=moments.targets[:, :, label, None])
+            own = [each[:, label, None] for each in fitted]
+            sharp[label] = _calibrated(one, own, solution.weights[:, label, None], 2, by)[1]
+        # Log-odds of a label are the difference of both shares, which is the score itself.
+        return np.asarray(solution.weights * sharp), float(sharp.mean())
     if head == "lda":
-        return discriminant(spread, own, constant), 1.0
-    sharp = sharpness(spread)
+        shares = [indicator_weights(each, constant, num_classes) for each in fitted]
+        spread = scores_of_classes(moments, shares, num_classes)
+        own_shares = indicator_weights(solution.weights, constant, num_classes)
+        return discriminant(spread, own_shares, constant), 1.0
+    return _calibrated(moments, fitted, solution.weights, num_classes, by)
+
+
+def _calibrated(
+    moments: Moments,
+    fitted: Sequence[FloatArray],
+    weights: FloatArray,
+    num_classes: int,
+    by: Calibration,
+) -> tuple[FloatArray, float]:
+    """Return weights of logits by those of targets, and their multiple of shares of classes."""
+    whole = moments.all
+    number = max(float(whole.num_records[0]), 1.0)
+    constant = math.sqrt(max(whole.gram[0][-1, -1] / number, 1e-300))
+    parts = [moments.of(fold) for fold in range(len(fitted))] if len(fitted) > 1 else [whole]
+    mean_own = -by.overstated
+    for part, each in zip(parts, fitted, strict=True):
+        shares = indicator_weights(each, constant, num_classes)
+        mean_own += float(np.sum(shares * class_sums(part, num_classes))) / number
+    own = indicator_weights(weights, constant, num_classes)
+    scores = drawn_scores(whole, own) if by.rows is None else by.rows @ own
+    sharp = sharpness(scores, mean_own)
     return np.asarray(own * sharp), sharp
-
-
-def _sharpness_of_labels(
-    moments: Moments, fitted: Sequence[FloatArray], constant: float
-) -> FloatArray:
-    """Return the multiple of every label's score that makes the best log-odds."""
-    found = []
-    for label in range(moments.targets.shape[2]):
-        one = replace(moments, targets=moments.targets[:, :, label : label + 1])
-        parts = [indicator_weights(each[:, label : label + 1], constant, 2) for each in fitted]
-        found.append(sharpness(scores_of_classes(one, parts, 2)))
-    # Log-odds of a label are the difference of both shares, which is the score itself.
-    return np.array(found)
 
 
 def logistic_weights(

@@ -27,7 +27,7 @@ from fl_strategies._util import (
     one_blas_thread,
 )
 from fl_strategies.aggregation import moments
-from fl_strategies.aggregation.moments import Head, Moments, Solution
+from fl_strategies.aggregation.moments import Calibration, Head, Moments, Solution
 from fl_strategies.errors import KnowledgeMismatch, require
 from fl_strategies.features import FeatureMap
 from fl_strategies.learners import Learner, LearnerFactory, LinearLearner, Task
@@ -63,6 +63,8 @@ _NOISE_OF_MEANS: Final = 0.5
 """Penalty for noise on features times targets, as a multiple of that on one mean."""
 _MEAN_TARGET: Final = ("target-centre", "target-reach")
 _LEAST_PENALTY: Final = 1e-8
+_SAMPLING: Final = 0.2
+"""Error of a mean over public rows, as a multiple of one over the root of their number."""
 # Consecutive odd multiples of it scatter the features of a row over 64 bits.
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _CHUNK: Final = 2**22
@@ -106,7 +108,7 @@ class FedMomentsOptions(SumOptions):
     row_length: float | None = option(
         None, "length of columns beyond which rows are shortened; 0: by public rows", above=0
     )
-    head: Head = option("ridge", "the model of the sums")
+    head: Literal["auto", "ridge", "lda", "logistic"] = option("auto", "model of the sums")
     penalty: float | None = option(
         None, "of the squared weights; 0: by folds, or by the noise", above=0
     )
@@ -474,7 +476,13 @@ class FedMoments(SumStrategy[SummedMoments]):
         size = made.num_features
         few = (size * (self.num_classes + size)) <= 2 * most
         require(few, options.owner, "features", f"few enough for {most} sums", size)
-        return made.for_records(self._num_records, noisy=noisy)
+        return made.for_records(self._num_records, scale=self._scale_of_one)
+
+    @property
+    def _scale_of_one(self) -> float:
+        """Deviation of the noise that hides what moves a sum by one; 0 without any."""
+        privacy = self.options.privacy
+        return 0.0 if privacy is None else privacy.mechanism(1.0).scale
 
     def _num_components(self) -> int:
         most, number = self.width, self.options.num_components
@@ -537,31 +545,51 @@ class FedMoments(SumStrategy[SummedMoments]):
     def _model_of(self, total: FloatArray, noise: float, counted: Counted) -> Learner:
         own = self._summary.read(total, self.num_classes, self.task)
         if noise:
-            own = self._with_known(own, counted)
-        features = self._summary.features
-        constant = features.constant / features.levels
-        self.solution_ = self._solve(own, noise)
-        weights, self._sharpness = moments.log_linear(
-            own,
-            self.solution_,
-            head=self.options.head,
-            constant=constant,
-            num_classes=self.num_classes,
-            task=self.task,
-        )
-        errors = None if noise else moments.standard_errors(own, self.solution_)
-        if self.task == "regression":
-            weights = weights * self._summary.reach
-            weights[-1] += self._summary.centre / constant
-            errors = None if errors is None else errors * self._summary.reach
-        elif errors is not None:
+            own = self._with_known(own, noise, counted)
+        if self._head == "logistic":
+            self.solution_ = self._logistic(own, noise)
+            weights, self._sharpness = self._logits(self.solution_.weights), 1.0
+        else:
+            self.solution_ = self._solve(own, noise)
+            weights, self._sharpness = self._calibrated(own, noise)
+        errors = None
+        if self._head == "ridge" and not noise:
             # Of two classes each has half of the one score.
             half = 0.5 if self._one_score else 1.0
-            errors = np.broadcast_to(errors * (half * self._sharpness), weights.shape)
-        learner, known = self.learner_fn(), self.options.head == "ridge"
+            errors = moments.standard_errors(own, self.solution_)
+            errors = None if errors is None else errors * (half * self._sharpness)
+        features = self._summary.features
+        if self.task == "regression":
+            weights = weights * self._summary.reach
+            weights[-1] += self._summary.centre * (features.levels / features.constant)
+            errors = None if errors is None else errors * self._summary.reach
+        learner = self.learner_fn()
         if isinstance(learner, LinearLearner):
-            return learner.with_weights(features, weights, errors if known else None)
+            found = None if errors is None else np.broadcast_to(errors, weights.shape)
+            return learner.with_weights(features, weights, found)
         return self._labelled(self._shares(features(self.public) / features.levels @ weights))
+
+    def _calibrated(self, own: Moments, noise: float) -> tuple[FloatArray, float]:
+        """Return the weights of logits, and their multiple of shares of classes."""
+        features, solution = self._summary.features, self.solution_
+        more = 0.0
+        if noise:
+            half = 0.5 if self._one_score else 1.0
+            _, of_mean = self._deviations(noise, float(own.num_records[0]))
+            more = half * moments.overstated(own, solution.penalty, of_mean)
+            # Weights are largest where noise has hidden how far scores spread.
+            hidden = solution.penalty * own.num_records[0] * np.eye(own.gram.shape[1])
+            hidden[-1, -1] = 0.0
+            own = replace(own, gram=own.gram + hidden)
+        return moments.log_linear(
+            own,
+            solution,
+            head=self._head,
+            constant=features.constant / features.levels,
+            num_classes=self.num_classes,
+            task=self.task,
+            by=Calibration(self._public_features if len(self.public) else None, more),
+        )
 
     def _shares(self, scores: FloatArray) -> FloatArray:
         """Return what public rows have by these logits, for a model that is not linear."""
@@ -573,38 +601,104 @@ class FedMoments(SumStrategy[SummedMoments]):
         return np.asarray(scipy.special.softmax(scores, axis=1))
 
     @property
+    def _head(self) -> Head:
+        """The head asked for; by default logistic regression where public rows allow for noise.
+
+        They then stand for the records, and no noise on products is in it.
+        """
+        if self.options.head != "auto":
+            return self.options.head
+        logistic = self.options.privacy is not None and len(self.public)
+        return "logistic" if logistic and self.task != "regression" else "ridge"
+
+    def _logistic(self, own: Moments, noise: float) -> Solution:
+        """Return logistic regression, whose expectations are those over public rows."""
+        rows, number = self._public_features, float(own.num_records[0])
+        means = own.targets.sum(axis=0) / own.num_records.sum()
+        penalty = self.options.penalty
+        if penalty is None:
+            of_mean = self._deviations(noise, number)[1] if noise else 0.0
+            sampling = _SAMPLING / math.sqrt(len(rows))
+            penalty = _NOISE_OF_MEANS * math.hypot(of_mean, sampling)
+        several = self.task == "single-label" and self.num_classes > 2
+        weights = moments.logistic_weights(rows, means, penalty, softmax_link=several)
+        return Solution(weights, penalty, np.arange(rows.shape[1] - 1))
+
+    def _logits(self, weights: FloatArray) -> FloatArray:
+        """Return the weights of logits by those of logistic scores."""
+        if self.task == "multi-label":
+            return 2 * weights
+        return np.hstack([-weights, weights]) if self._one_score else weights
+
+    @property
     def _one_score(self) -> bool:
         return moments.num_outputs(self.num_classes, self.task) < self.num_classes
 
-    def _with_known(self, own: Moments, counted: Counted) -> Moments:
-        """Return noisy moments with what has no noise: how many records there are."""
-        if self.options.level == "L1":
-            return own
-        features = self._summary.features
+    def _with_known(self, own: Moments, noise: float, counted: Counted) -> Moments:
+        """Return noisy moments with what has less noise: records, and products of public rows.
+
+        At L1 the number of records is what the constant says.
+        """
+        number = float(own.num_records[0])
+        if self.options.level != "L1":
+            number = counted.num_records
+        number = max(number, 1.0)
         gram = own.gram.copy()
-        gram[0, -1, -1] = counted.num_records * (features.constant / features.levels) ** 2
-        return replace(own, gram=gram, num_records=np.array([counted.num_records]))
+        features = self._summary.features
+        gram[0, -1, -1] = number * (features.constant / features.levels) ** 2
+        if len(self.public):
+            share, _ = self._trust(self._deviations(noise, number)[0])
+            rows = self._public_features
+            gram[0] = share * gram[0] + (1 - share) * (rows.T @ rows) * (number / len(rows))
+        gram[0] = moments.without_negative(gram[0])
+        return replace(own, gram=gram, num_records=np.array([number]))
 
     def _solve(self, own: Moments, noise: float) -> Solution:
         penalty = self.options.penalty
         features = self._summary.features
         everything = np.arange(features.num_features - 1)
         if noise:
-            penalty = penalty or self._penalty(noise, float(own.num_records[0]))
-            return moments.solve(own, [everything], [penalty])
+            return moments.solve_noisy(own, penalty or self._penalty(noise, own))
         if penalty is not None:
             return moments.solve(own, [everything], [penalty])
         return moments.solve(own, moments.subsets(features.blocks))
 
-    def _penalty(self, noise: float, num_records: float) -> float:
-        """Return the penalty for noise of this deviation on multiplied sums."""
+    def _deviations(self, noise: float, num_records: float) -> tuple[float, float]:
+        """Return the noise on a mean product, and on a mean of a feature times targets."""
         features, task = self._summary.features, self.task
         levels, unit = features.levels, self._summary.target_unit(task)
         multiple = int(self._summary.multiples(self.num_classes, task)[0, 0])
-        of_gram = noise / (_BESIDE * num_records * levels**2)
-        of_mean = noise / (multiple * num_records * levels * unit)
-        spectral = 2 * of_gram * math.sqrt(features.num_features)
-        return max(_NOISE_OF_GRAM * spectral + _NOISE_OF_MEANS * of_mean, _LEAST_PENALTY)
+        of_product = noise / (_BESIDE * num_records * levels**2)
+        return of_product, noise / (multiple * num_records * levels * unit)
+
+    def _penalty(self, noise: float, own: Moments) -> float:
+        """Return the penalty for noise of this deviation on multiplied sums."""
+        of_product, of_mean = self._deviations(noise, float(own.num_records[0]))
+        spectral = 2 * of_product * math.sqrt(self._summary.features.num_features)
+        share, sampling = self._trust(of_product)
+        of_gram = share * spectral + (1 - share) * sampling
+        return max(_NOISE_OF_GRAM * of_gram + _NOISE_OF_MEANS * of_mean, _LEAST_PENALTY)
+
+    def _trust(self, of_product: float) -> tuple[float, float]:
+        """Return the weight of noisy products beside public ones, and these' own error.
+
+        Weights are inverse variances: of the noise, and of a mean over so many public rows.
+        """
+        if not len(self.public):
+            return 1.0, 0.0
+        rows = self._public_features
+        squares = np.square(rows).sum(axis=1)
+        size, number = rows.shape[1], len(rows)
+        gram = rows.T @ rows / number
+        spread = max(float(np.square(squares).mean() - np.square(gram).sum()), 0.0)
+        variance = spread / (size**2 * number)
+        share = variance / (variance + of_product**2)
+        return share, 2 * math.sqrt(variance * size)
+
+    @cached_property
+    def _public_features(self) -> FloatArray:
+        features = self._summary.features
+        return np.asarray(features(self.public) / features.levels)
 
     def _details(self) -> Metrics:
         return {
