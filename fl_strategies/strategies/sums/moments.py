@@ -33,7 +33,7 @@ from fl_strategies.features import FeatureMap
 from fl_strategies.learners import Learner, LearnerFactory, LinearLearner, Task
 from fl_strategies.options import option
 from fl_strategies.privacy.mechanisms import MOST_SUMS
-from fl_strategies.privacy.planning import drowned_components, usual_components
+from fl_strategies.privacy.planning import outweighed_components, usual_components
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.sums.options import SumOptions
 from fl_strategies.strategies.sums.party import SumParty
@@ -496,7 +496,7 @@ class FedMoments(SumStrategy[SummedMoments]):
 
     def _no_signal(self) -> str:
         """Describe noise that leaves no signal in two features, or return ""."""
-        return drowned_components(self._noise_share())
+        return outweighed_components(self._noise_share())
 
     # Liars
 
