@@ -32,6 +32,10 @@ _FARTHEST: Final = 5.0
 _PAIRS: Final = 1000
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
+_BEYOND: Final = 1.25
+"""How much longer than any public row the others are expected to be, at most."""
+_FINEST_NOISE: Final = 2**19
+"""Noise of this deviation is drawn with a scale that is right to three percent."""
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
 _AT_ONCE: Final = 2**22
@@ -109,13 +113,18 @@ class FeatureMap:
         return cls._plain(centre, scale, np.full(len(low), 1 / longest))
 
     @classmethod
-    def of_rows(cls, rows: Array, *, length: float | None = None) -> Self:
-        """Return the columns of rows by the spread of public ones; a tenth is shortened."""
+    def of_rows(cls, rows: Array, *, length: float | None = None, tight: bool = False) -> Self:
+        """Return the columns of rows by the spread of public ones.
+
+        Rows longer than `length` are shortened; by default nearly none is, or a tenth if what
+        counts is to be `tight`, as under noise.
+        """
         flat = rows.reshape(len(rows), -1).astype(np.float64)
         scale = column_scales(flat)
         centre = flat.mean(axis=0)
         lengths = np.linalg.norm((flat - centre) * scale, axis=1)
-        usual = float(np.quantile(lengths, _INSIDE)) if length is None else length
+        known = np.quantile(lengths, _INSIDE) if tight else _BEYOND * lengths.max()
+        usual = float(known) if length is None else length
         usual = usual if usual > 0 else 1.0
         return cls._plain(centre, scale, np.full(flat.shape[1], 1 / usual))
 
@@ -183,12 +192,12 @@ class FeatureMap:
         """Return the map with levels for which sums of so many products fit into 31 bits.
 
         Where noise of this deviation hides what moves a sum by one, sums are multiplied by 7
-        at most before it is added, and move by twelve squared lengths at most; noise has 24
-        bits.
+        at most before it is added, and move by twelve squared lengths or less. Then noise on
+        them is not larger than it must be for want of bits.
         """
         most = math.isqrt(2**31 // ((8 if scale else 1) * max(1, number)))
         if scale:
-            most = min(most, math.isqrt(int(2**24 / (12 * scale))))
+            most = min(most, math.isqrt(int(_FINEST_NOISE / (12 * scale))))
         return replace(self, levels=int(np.clip(most, FEWEST_LEVELS, MOST_LEVELS)))
 
     # What it makes of rows

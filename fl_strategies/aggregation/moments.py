@@ -21,7 +21,7 @@ Head: TypeAlias = Literal["ridge", "lda", "logistic"]
 PENALTIES: Final = tuple(10.0 ** (step / 2) for step in range(-16, 1))
 """To choose from, as multiples of the squared length of a row of features."""
 _SINGULAR: Final = 1e-10
-_DRAWS: Final = 512
+_DRAWS: Final = 2048
 _SHARPNESS: Final = (math.log(0.05), math.log(64.0))
 _LEAST_COUNT: Final = 0.5
 _STEPS: Final = 300
@@ -223,7 +223,7 @@ def without_negative(gram: FloatArray) -> FloatArray:
     return np.asarray((axes * np.maximum(values, 0.0)) @ axes.T)
 
 
-def overstated(moments: Moments, penalty: float, deviation: float) -> float:
+def overstatement(moments: Moments, penalty: float, deviation: float) -> float:
     """Return how far noise on means raises the product of weights and means that it is in."""
     values = np.linalg.eigvalsh(moments.gram[0] / max(float(moments.num_records[0]), 1.0))
     shrunk = np.maximum(values, 0.0) + penalty
@@ -350,32 +350,14 @@ def sharpness(scores: FloatArray, mean_own: float) -> float:
     return math.exp(found.x)
 
 
-def drawn_scores(moments: Moments, weights: FloatArray) -> FloatArray:
-    """Return normal scores with the mean and the squares that weights give to all records."""
-    whole = moments.all
-    number = max(float(whole.num_records[0]), 1.0)
-    constant = math.sqrt(max(whole.gram[0][-1, -1] / number, 1e-300))
-    mean = weights.T @ whole.gram[0][:, -1] / (number * constant)
-    covariance = weights.T @ (whole.gram[0] / number) @ weights - np.outer(mean, mean)
-    values, axes = np.linalg.eigh(covariance)
-    draws = np.random.default_rng(0).standard_normal((_DRAWS, len(mean)))
-    return np.asarray(mean + (draws * np.sqrt(np.maximum(values, 0.0))) @ axes.T)
-
-
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """What probabilities are calibrated by, besides moments.
-
-    Parameters
-    ----------
-    rows : (n, num_features), optional
-        Features of public rows; without any, scores are taken to be normal.
-    overstated : float
-        By how much noise raises the product of weights and mean targets that it is in.
-    """
-
-    rows: FloatArray | None = None
-    overstated: float = 0.0
+def drawn_scores(spread: ClassScores) -> FloatArray:
+    """Return scores of records if those of each class are normal, (n, num_scores)."""
+    values, axes = np.linalg.eigh(spread.covariance)
+    root = axes * np.sqrt(np.maximum(values, 0.0))
+    draws = np.random.default_rng(0).standard_normal((_DRAWS, len(root))) @ root.T
+    numbers = np.rint(spread.shares * _DRAWS).astype(int)
+    parts = zip(spread.means, numbers.tolist(), strict=True)
+    return np.concatenate([mean + draws[: max(1, number)] for mean, number in parts])
 
 
 @one_blas_thread()
@@ -387,11 +369,12 @@ def log_linear(
     constant: float,
     num_classes: int,
     task: Task,
-    by: Calibration = Calibration(),  # noqa: B008 a frozen value
+    overstated: float = 0.0,
 ) -> tuple[FloatArray, float]:
     """Return the weights of logits, (num_features, num_classes), and how much sharper they are.
 
     Probabilities are calibrated on folds that the models have not seen, if there are some.
+    `overstated` is by how much noise raises the product of weights and means that it is in.
     """
     if task == "regression":
         return solution.weights, 1.0
@@ -405,7 +388,9 @@ def log_linear(
         for label in range(num_classes):
             one = replace(moments, targets=moments.targets[:, :, label, None])
             own = [each[:, label, None] for each in fitted]
-            sharp[label] = _calibrated(one, own, solution.weights[:, label, None], 2, by)[1]
+            sharp[label] = _calibrated(
+                one, own, solution.weights[:, label, None], 2, overstated
+            )[1]
         # Log-odds of a label are the difference of both shares, which is the score itself.
         return np.asarray(solution.weights * sharp), float(sharp.mean())
     if head == "lda":
@@ -413,7 +398,7 @@ def log_linear(
         spread = scores_of_classes(moments, shares, num_classes)
         own_shares = indicator_weights(solution.weights, constant, num_classes)
         return discriminant(spread, own_shares, constant), 1.0
-    return _calibrated(moments, fitted, solution.weights, num_classes, by)
+    return _calibrated(moments, fitted, solution.weights, num_classes, overstated)
 
 
 def _calibrated(
@@ -421,19 +406,19 @@ def _calibrated(
     fitted: Sequence[FloatArray],
     weights: FloatArray,
     num_classes: int,
-    by: Calibration,
+    overstated: float,
 ) -> tuple[FloatArray, float]:
     """Return weights of logits by those of targets, and their multiple of shares of classes."""
     whole = moments.all
     number = max(float(whole.num_records[0]), 1.0)
     constant = math.sqrt(max(whole.gram[0][-1, -1] / number, 1e-300))
     parts = [moments.of(fold) for fold in range(len(fitted))] if len(fitted) > 1 else [whole]
-    mean_own = -by.overstated
-    for part, each in zip(parts, fitted, strict=True):
-        shares = indicator_weights(each, constant, num_classes)
-        mean_own += float(np.sum(shares * class_sums(part, num_classes))) / number
+    shares = [indicator_weights(each, constant, num_classes) for each in fitted]
+    mean_own = -overstated
+    for part, each in zip(parts, shares, strict=True):
+        mean_own += float(np.sum(each * class_sums(part, num_classes))) / number
     own = indicator_weights(weights, constant, num_classes)
-    scores = drawn_scores(whole, own) if by.rows is None else by.rows @ own
+    scores = drawn_scores(scores_of_classes(moments, shares, num_classes))
     sharp = sharpness(scores, mean_own)
     return np.asarray(own * sharp), sharp
 

@@ -27,7 +27,7 @@ from fl_strategies._util import (
     one_blas_thread,
 )
 from fl_strategies.aggregation import moments
-from fl_strategies.aggregation.moments import Calibration, Head, Moments, Solution
+from fl_strategies.aggregation.moments import Head, Moments, Solution
 from fl_strategies.errors import KnowledgeMismatch, require
 from fl_strategies.features import FeatureMap
 from fl_strategies.learners import Learner, LearnerFactory, LinearLearner, Task
@@ -62,6 +62,9 @@ _NOISE_OF_GRAM: Final = 0.25
 _NOISE_OF_MEANS: Final = 0.5
 """Penalty for noise on features times targets, as a multiple of that on one mean."""
 _MEAN_TARGET: Final = ("target-centre", "target-reach")
+_FEWEST: Final = 10
+"""A party is not compared by classes of which it has fewer records: few contradict anything,
+and count for little."""
 _LEAST_PENALTY: Final = 1e-8
 _SAMPLING: Final = 0.2
 """Error of a mean over public rows, as a multiple of one over the root of their number."""
@@ -85,8 +88,8 @@ class FedMomentsOptions(SumOptions):
     num_components : int, optional
         As many as stand out from noise by default.
     row_length : float, optional
-        Rows whose columns, in units of their spread or bounds, are longer are shortened;
-        by default that is a tenth of the public rows, and none without any.
+        Rows whose columns, in units of their spread or bounds, are longer are shortened; by
+        default next to none, and with noise a tenth of the public rows.
     head : "ridge", "lda" or "logistic"
         Ridge regression of classes, linear discriminant analysis of its scores, or logistic
         regression, which takes expectations over public rows.
@@ -453,13 +456,13 @@ class FedMoments(SumStrategy[SummedMoments]):
 
     def _features(self) -> FeatureMap:
         options, rows = self.options, self.public if len(self.public) else None
+        noisy = options.privacy is not None
         if self.bounds is not None:
             made = FeatureMap.of_bounds(*self.bounds, length=options.row_length)
             fits = made.num_values == self.width
             require(fits, options.owner, "bounds", f"of {self.width} columns", made.num_values)
         else:
-            made = FeatureMap.of_rows(self.public, length=options.row_length)
-        noisy = options.privacy is not None
+            made = FeatureMap.of_rows(self.public, length=options.row_length, tight=noisy)
         private: Features = "columns" if rows is None else "components"
         usual: Features = private if noisy else "cosines"
         kind = usual if options.features == "auto" else options.features
@@ -524,10 +527,12 @@ class FedMoments(SumStrategy[SummedMoments]):
         outputs = total.shape[1]
         scores = self._probes @ (total / num_records)
         if outputs == 1 or self.task != "single-label":
-            return scores, np.ones(outputs)
+            return scores, np.full(outputs, float(num_records >= _FEWEST))
         constant = self._summary.features.constant
         multiple = self._summary.multiples(self.num_classes, self.task)[0, 0]
-        return scores, known_classes(total[-1] / constant, noise / (constant * multiple))
+        counts = total[-1] / constant
+        known = known_classes(counts, noise / (constant * multiple))
+        return scores, known * (counts >= _FEWEST)
 
     @cached_property
     def _probes(self) -> FloatArray:
@@ -576,7 +581,7 @@ class FedMoments(SumStrategy[SummedMoments]):
         if noise:
             half = 0.5 if self._one_score else 1.0
             _, of_mean = self._deviations(noise, float(own.num_records[0]))
-            more = half * moments.overstated(own, solution.penalty, of_mean)
+            more = half * moments.overstatement(own, solution.penalty, of_mean)
             # Weights are largest where noise has hidden how far scores spread.
             hidden = solution.penalty * own.num_records[0] * np.eye(own.gram.shape[1])
             hidden[-1, -1] = 0.0
@@ -588,7 +593,7 @@ class FedMoments(SumStrategy[SummedMoments]):
             constant=features.constant / features.levels,
             num_classes=self.num_classes,
             task=self.task,
-            by=Calibration(self._public_features if len(self.public) else None, more),
+            overstated=more,
         )
 
     def _shares(self, scores: FloatArray) -> FloatArray:
