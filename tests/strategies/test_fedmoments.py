@@ -314,7 +314,9 @@ def test_weak_noise_has_its_price_and_leaves_a_signal(level: str, public: bool) 
     privacy = SumPrivacy(privacy_level=level, target_epsilon=8.0, accept_noise=True)
     rows: dict[str, Any] = {} if public else {"public": None, "bounds": (LOW, HIGH)}
 
-    found = federate(deals()["five alike"], privacy=privacy, **rows)
+    many = [np.tile(own, 20) for own in deals()["five alike"]]
+
+    found = federate(many, privacy=privacy, **rows)
 
     assert found.ledger_.get_epsilon(1e-5) == pytest.approx(8.0, rel=0.03)
     assert found.ledger_.unit == ("party" if level == "L1" else "example")
