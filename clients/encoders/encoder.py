@@ -97,7 +97,9 @@ class Encoder:
         require(bool(version), cls.__name__, "version", "given for a function", version)
         return cls(name, hash_of(name, version), lambda: fn)
 
-    def encode(self, rows: Any, *, cache: str | Path | None = None) -> FloatArray:
+    def encode(
+        self, rows: Any, *, cache: str | Path | None = None, width: int | None = None
+    ) -> FloatArray:
         """Return a row of numbers for each record, float32 (n, k).
 
         Parameters
@@ -107,27 +109,31 @@ class Encoder:
             Folder that keeps encoded rows: the same rows are not encoded again. A file that
             is damaged is ignored and made anew. It says about a record what its row does, so
             it belongs where the records are.
+        width : int, optional
+            How many numbers a row has, as public rows say. A record that gives another number
+            of them cannot be encoded, whatever the others do; so no row depends on them.
+            Without it the commonest number counts.
 
         Raises
         ------
         InvalidData
-            If no record at all can be encoded.
+            If no record at all can be encoded, and no width is given.
         """
         records = as_records(rows)
         require_data(len(records) > 0, self.name, "rows", "at least one record", "none")
         if cache is None:
-            return self._encoded(records)
-        place = f"{self.hash} {records_hash(self.name, records)}"
+            return self._encoded(records, width)
+        place = f"{self.hash} {records_hash(self.name, records)} {width or 'any'}"
         name = "-".join(each[:_HASH_CHARACTERS] for each in place.split())
         path = Path(cache) / f"{name}{SUFFIX}"
         known = read_cached(path, place, len(records))
         if known is not None:
             return known
-        encoded = self._encoded(records)
+        encoded = self._encoded(records, width)
         write_cached(path, place, encoded)
         return encoded
 
-    def _encoded(self, records: Sequence[Any] | Array) -> FloatArray:
+    def _encoded(self, records: Sequence[Any] | Array, width: int | None) -> FloatArray:
         function = self.load()
         found: list[FloatArray | None] = []
         failure, last = "none", time.monotonic()
@@ -142,16 +148,18 @@ class Encoder:
             if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
                 logger.info("%s: %d of %d rows encoded", self.name, len(found), len(records))
-        return self._complete(found, failure)
+        return self._complete(found, width, failure)
 
-    def _complete(self, found: Sequence[FloatArray | None], failure: str) -> FloatArray:
+    def _complete(
+        self, found: Sequence[FloatArray | None], width: int | None, failure: str
+    ) -> FloatArray:
         """Return all rows; those without numbers, or of another length, are NaN."""
         widths = [len(row) for row in found if row is not None]
-        if not widths:
+        if width is None and not widths:
             raise InvalidData(
                 f"{self.name}: rows must be records that it can encode, got none: {failure}."
             )
-        width = max({*widths}, key=widths.count)
+        width = max({*widths}, key=widths.count) if width is None else width
         rows = np.full((len(found), width), np.nan, dtype=np.float32)
         for place, row in enumerate(found):
             if row is not None and len(row) == width:
@@ -277,10 +285,11 @@ def as_image(record: Any) -> FloatArray:
 
 def write_cached(path: Path, place: str, rows: FloatArray) -> None:
     """Write rows behind a checksum; a disk that does not take them is no reason to stop."""
-    body = f"{rows.shape[0]} {rows.shape[1]}\n".encode() + rows.astype(_NUMBER).tobytes()
+    header, body = f"{rows.shape[0]} {rows.shape[1]}\n".encode(), rows.astype(_NUMBER).data
+    checksum = f"{_checksum(place, header, body)}\n".encode()
     try:
         make_folder(path.parent)
-        replace_file(path, f"{_checksum(place, body)}\n".encode() + body)
+        replace_file(path, b"".join((checksum, header, body)))
     except OSError as error:
         logger.warning("Encoded rows are not kept in %s: %s.", path.parent, error.strerror)
 
@@ -291,7 +300,7 @@ def read_cached(path: Path, place: str, num_rows: int) -> FloatArray | None:
         data = memoryview(path.read_bytes())
     except OSError:
         return None
-    start = len(_checksum(place, b"")) + 1
+    start = len(_checksum(place)) + 1
     body = data[start:]
     if bytes(data[:start]) != f"{_checksum(place, body)}\n".encode():
         logger.warning("%s is damaged; its rows are encoded anew.", path.name)
@@ -302,7 +311,8 @@ def read_cached(path: Path, place: str, num_rows: int) -> FloatArray | None:
     return rows if len(rows) == num_rows else None
 
 
-def _checksum(place: str, body: bytes | memoryview) -> str:
+def _checksum(place: str, *parts: bytes | memoryview) -> str:
     digest = hashlib.sha256(f"{place}\n".encode())
-    digest.update(body)
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()

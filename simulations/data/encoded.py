@@ -5,6 +5,7 @@ all: a record that cannot be encoded has their median, and if columns are to be 
 it is by their mean and deviation.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from fl_strategies.errors import require, require_data
 from fl_strategies.party.party import check_rows
 from simulations.data.files import cache_folder, plain_scale, public_scale
 from simulations.data.splits import Dataset
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 FOLDER: Final = "encoded"
 """Where encoded rows are kept: below the cache of a simulation, beside the files of a node."""
@@ -82,13 +85,15 @@ class EncodedFile:
 
     def encode(self, path: Path, raw: Array) -> FloatArray:
         """Return the rows of another file's records."""
-        records = as_public(self.raw, raw)
-        rows = self.encoding.encoder.encode(records, cache=path.parent / FOLDER)
-        expected, got = self.rows.shape[1], rows.shape[1]
-        require_data(
-            expected == got, path.name, "records", f"of {expected} encoded numbers", got
-        )
-        return self.scale(rows)
+        records, encoder = as_public(path.name, self.raw, raw), self.encoding.encoder
+        width = self.rows.shape[1]
+        if records.shape[1:] != self.raw.shape[1:]:
+            # Of a blank record: the shape is the file's, and no error may depend on a record.
+            blank = np.zeros((1, *records.shape[1:]), records.dtype)
+            got = encoder.encode(blank).shape[1]
+            rule = f"of {width} encoded numbers like the public ones"
+            require_data(got == width, path.name, "records", rule, got)
+        return self.scale(encoder.encode(records, cache=path.parent / FOLDER, width=width))
 
 
 def check_encoder(owner: str, name: str, *, standardise: bool) -> None:
@@ -135,13 +140,20 @@ def _fingerprint(record: Any) -> str:
     return hash_of(record if isinstance(record, str) else content_hash(np.asarray(record)))
 
 
-def as_public(public: Array, x: Array) -> Array:
+def as_public(owner: str, public: Array, x: Array) -> Array:
     """Return records in the number type of the public ones, each by itself; texts as texts.
 
     One fraction among bytes would otherwise make fractions of all, which are read otherwise.
     """
     if public.dtype.kind in "OUS" or x.dtype.kind in "OUS" or x.dtype == public.dtype:
         return x
+    if (public.dtype.kind == "f") != (x.dtype.kind == "f"):
+        logger.warning(
+            "%s: records are %s where public ones are %s, as which they are read.",
+            owner,
+            x.dtype,
+            public.dtype,
+        )
     if public.dtype.kind == "f":
         return x.astype(public.dtype)
     limits = np.iinfo(public.dtype)

@@ -255,7 +255,7 @@ def _load_npz(path: Path, request: Request) -> Dataset:
     train, public, test = request.limit(rows)
     x_public = pools["x_public"][public]
     if request.raw:
-        scale: Callable[[Array], Array] = partial(as_public, x_public)
+        scale: Callable[[Array], Array] = partial(as_public, path.name, x_public)
     else:
         check_rows(path.name, "x_public" if own else "x_test", x_public)
         scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(x_public)

@@ -152,6 +152,19 @@ def test_rows_of_another_length_are_none() -> None:
     assert np.isnan(found[2]).all()
 
 
+def test_a_known_width_makes_no_row_depend_on_others(tmp_path: Path) -> None:
+    """Nor an error: other lengths are gaps, even if all records have them."""
+    ones = Encoder.of(lambda text: [1.0] * len(text), "ones", version="1")
+
+    for texts, gaps in (["ab", "cd", "efg"], [0, 0, 1]), (["a", "b", "cde"], [1, 1, 1]):
+        for cache in (None, tmp_path, tmp_path):
+            found = ones.encode(texts, width=2, cache=cache)
+            assert found.shape == (3, 2)
+            assert np.isnan(found).all(axis=1).tolist() == [bool(gap) for gap in gaps]
+    for width in (1, None):
+        assert ones.encode(["a", "b", "cde"], cache=tmp_path, width=width).shape == (3, 1)
+
+
 def test_records_of_which_none_can_be_encoded_are_an_error() -> None:
     """It says why; so does an empty list."""
     with pytest.raises(InvalidData, match=r"means: rows must be records .* ValueError: a zero"):

@@ -25,6 +25,8 @@ from simulations.federation import load_federation
 from simulations.runtime.local import run_local, run_once
 
 ASKED: list[Any] = []
+DAMAGED = 77
+"""Value of all pixels of an image that cannot be encoded."""
 
 
 def size(record: Any) -> list[float]:
@@ -34,6 +36,8 @@ def size(record: Any) -> list[float]:
         if record == "damaged":
             raise ValueError(record)
         return [len(record), record.count("good")]
+    if (record == DAMAGED).all():
+        raise ValueError("damaged")
     return [record.min(), record.max()]
 
 
@@ -347,25 +351,44 @@ def test_a_deployed_partys_table_holds_texts(
     assert read_rows(tmp_path / "mine.csv", known).tolist() == [[7.5, 1], [7, 1]]
 
 
+@pytest.mark.parametrize("num_damaged", [1, 39, 40])
+def test_a_damaged_record_changes_its_own_row_alone(files: Path, num_damaged: int) -> None:
+    """However many others are damaged as well: whether a party answers depends on none."""
+    whole = build_party(node(files, 0, encoder=NAME), run="1")
+    path = files / "party-0" / "data.npz"
+    arrays = dict(np.load(path))
+    arrays["x"][40 - num_damaged :] = DAMAGED
+    np.savez(path, **arrays)
+
+    party = build_party(node(files, 0, encoder=NAME), run="1")
+
+    assert party.x[: 40 - num_damaged].tobytes() == whole.x[: 40 - num_damaged].tobytes()
+    gaps = party.x[40 - num_damaged :]
+    assert (gaps == np.median(party.public, axis=0).astype(np.float32)).all()
+
+
 def test_images_of_another_size_are_refused(files: Path) -> None:
     """With the numbers that both have."""
     np.savez(files / "party-0" / "data.npz", x=images(4)[:, :5, :5], y=["dark"] * 4)
 
-    with pytest.raises(InvalidData, match=r"records must be of 324 encoded numbers, got 81"):
+    with pytest.raises(InvalidData, match=r"records must be of 324 encoded numbers .*, got 81"):
         build_party(node(files, 0), run="1")
 
 
-def test_records_are_read_in_the_public_type() -> None:
-    """One fraction or gap among bytes leaves all others what they are."""
+def test_records_are_read_in_the_public_type(caplog: pytest.LogCaptureFixture) -> None:
+    """One fraction or gap among bytes leaves all others what they are; the log says so."""
     given = images(3).astype(np.float64)
     given[1, 0, 0] = np.nan
     given[1, 0, 1] = 1e9
     given[2, 0, 0] += 0.3
 
-    read = as_public(images(1), given)
+    read = as_public("own.npz", images(1), given)
 
     assert read.dtype == np.uint8
+    assert "own.npz: records are float64 where public ones are uint8, as which" in caplog.text
     assert np.array_equal(read[[0, 2]], images(3)[[0, 2]])
     assert read[1, 0, :2].tolist() == [0, 255]
-    assert as_public(images(1) / 255, given.astype(np.float32)).dtype == np.float64
-    assert as_public(np.array(["a"]), np.array(["b"], dtype=object)).tolist() == ["b"]
+    assert as_public("own.npz", images(1) / 255, given.astype(np.float32)).dtype == np.float64
+    assert as_public("own.npz", np.array(["a"]), np.array(["b"], dtype=object)).tolist() == [
+        "b"
+    ]
