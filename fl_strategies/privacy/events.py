@@ -317,25 +317,21 @@ def event_from_json(data: Mapping[str, Any]) -> PrivacyEvent:
         For another schema, an unknown type, a missing or an unknown field, or a value
         that the event itself refuses.
     """
-    if not isinstance(data, Mapping):
-        raise InvalidData(f"PrivacyEvent: data must be a mapping, got {type(data).__name__}.")
+    owner, mapped = "PrivacyEvent", isinstance(data, Mapping)
+    require_data(mapped, owner, "data", "a mapping", type(data).__name__)
     schema, name = data.get("schema"), data.get("type")
-    if type(schema) is not int or schema != SCHEMA:
-        raise InvalidData(f"PrivacyEvent: schema must be {SCHEMA}, got {schema!r}.")
-    if not isinstance(name, str) or name not in EVENT_TYPES:
-        known = ", ".join(EVENT_TYPES)
-        raise InvalidData(f"PrivacyEvent: type must be one of {known}, got {name!r}.")
-    kind = EVENT_TYPES[name]
+    same = type(schema) is int and schema == SCHEMA
+    require_data(same, owner, "schema", f"{SCHEMA}", repr(schema))
+    known, rule = isinstance(name, str) and name in EVENT_TYPES, ", ".join(EVENT_TYPES)
+    require_data(known, owner, "type", f"one of {rule}", repr(name))
+    kind = EVENT_TYPES[str(name)]
     values = {key: value for key, value in data.items() if key not in ("schema", "type")}
     if kind in (LaplaceEvent, GaussianEvent):
         values.setdefault("num_values", _LEGACY_VALUES)
     expected = {field.name for field in fields(kind)}
-    if values.keys() != expected:
-        odd = sorted(map(str, values.keys() ^ expected))
-        raise InvalidData(
-            f"PrivacyEvent: the fields of type {name!r} must be exactly "
-            f"{', '.join(sorted(expected))}, got a difference in {', '.join(odd):.200}."
-        )
+    odd = ", ".join(sorted(map(str, values.keys() ^ expected)))
+    rule, found = f"exactly {', '.join(sorted(expected))}", f"a difference in {odd:.200}"
+    require_data(values.keys() == expected, owner, f"the fields of type {name!r}", rule, found)
     try:
         return kind(**values)
     except InvalidParameter as error:

@@ -19,6 +19,7 @@ from fl_strategies.errors import (
     check_delta,
     check_positive,
     require,
+    require_data,
 )
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import Claim, Entry, chance_in_clear, loss_of
@@ -264,9 +265,8 @@ class PrivacyLedger:
             ledger is then unchanged.
         """
         _check_state(state)
-        if state["unit"] != self.unit:
-            asked = f"the state's unit must be {self.unit!r}"
-            raise InvalidData(f"{_OWNER}: {asked}, got {state['unit']!r}.")
+        unit, rule = state["unit"], repr(self.unit)
+        require_data(unit == self.unit, _OWNER, "the state's unit", rule, repr(unit))
         tallies = dict(map(_read_tally, state["entries"]))
         if len(tallies) < len(state["entries"]):
             raise InvalidData(f"{_OWNER}: the state's events must be distinct, got repeats.")
@@ -331,17 +331,14 @@ def _claim(tallies: Mapping[PrivacyEvent, _Tally], delta: float) -> Claim:
 
 def _check_state(state: Mapping[str, Any]) -> None:
     schema = state.get("schema") if isinstance(state, Mapping) else None
-    if type(schema) is not int or schema != SCHEMA:
-        raise InvalidData(f"{_OWNER}: the state's schema must be {SCHEMA}, got {schema!r}.")
-    if state.keys() != _STATE_KEYS:
-        odd = ", ".join(sorted(map(str, state.keys() ^ _STATE_KEYS)))
-        raise InvalidData(
-            f"{_OWNER}: the state's keys must be those of schema {SCHEMA}, got a difference "
-            f"in {odd}."
-        )
-    if not isinstance(state["entries"], list):
-        kind = type(state["entries"]).__name__
-        raise InvalidData(f"{_OWNER}: the state's entries must be a list, got {kind}.")
+    same = type(schema) is int and schema == SCHEMA
+    require_data(same, _OWNER, "the state's schema", f"{SCHEMA}", repr(schema))
+    odd = ", ".join(sorted(map(str, state.keys() ^ _STATE_KEYS)))
+    complete, rule = state.keys() == _STATE_KEYS, f"those of schema {SCHEMA}"
+    require_data(complete, _OWNER, "the state's keys", rule, f"a difference in {odd}")
+    entries = state["entries"]
+    listed, found = isinstance(entries, list), type(entries).__name__
+    require_data(listed, _OWNER, "the state's entries", "a list", found)
 
 
 def _read_tally(entry: object) -> tuple[PrivacyEvent, _Tally]:
@@ -351,9 +348,9 @@ def _read_tally(entry: object) -> tuple[PrivacyEvent, _Tally]:
         )
     for name, least in (("count", 1), ("batches", 0)):
         value = entry[name]
-        if type(value) is not int or not least <= value <= MOST:
-            rule = f"a whole number from {least} to {MOST}"
-            raise InvalidData(f"{_OWNER}: {name} must be {rule}, got {value!r}.")
+        whole = type(value) is int and least <= value <= MOST
+        rule = f"a whole number from {least} to {MOST}"
+        require_data(whole, _OWNER, name, rule, repr(value))
     return event_from_json(entry["event"]), _Tally(entry["count"], entry["batches"])
 
 

@@ -205,7 +205,7 @@ class FedKDOptions(Options):
     @property
     def seeded_noise(self) -> bool:
         """Whether noise comes from the seed and protects nobody."""
-        return self.privacy is not None and self.privacy.seeded_noise
+        return bool(self.privacy and self.privacy.seeded_noise)
 
     def recipe(self, task: Task) -> Recipe:
         """Return the paper's loss: a norm of logits, or a divergence at some temperature."""
@@ -253,7 +253,7 @@ def release_plan(
         seeded=options.seeded_noise,
         predictions=options.num_predictions * facts.num_public,
         unit="party" if options.weights == "uniform" else "example",
-        delta=options.delta if privacy is None else privacy.delta,
+        delta=privacy.delta if privacy else options.delta,
         audience=AUDIENCES["L1"],
         reason=PRIVATE_SCALE if scale else UNPROTECTED,
         price=lambda: _price(options, facts, phase, bound),

@@ -318,8 +318,8 @@ class FedKD(KnowledgeStrategy[Answer]):
     @property
     def most_score_bytes(self) -> int:
         """Bytes of a party's scores; 0 with noise, which is not on them yet."""
-        noisy = self.options.privacy is not None or self.bound_ is None
-        return 0 if noisy else self._form.num_bytes(self._shape)
+        public = self.bound_ is not None and not self.plan.trusted
+        return self._form.num_bytes(self._shape) if public else 0
 
     def begin_round(self) -> bool:
         """Make room for the evidence, or the scores, of a round."""
@@ -376,7 +376,7 @@ class FedKD(KnowledgeStrategy[Answer]):
             reply = replace(reply, knowledge=PartyScores())
         super().add(reply if self._summed is None else self._summed.taken(reply))
         # There are no sums of what a median is sought of, or noise is added to.
-        plain = options.consensus not in ROBUST_RULES and options.privacy is None
+        plain = options.consensus not in ROBUST_RULES and not self.plan.trusted
         summable = plain and not options.sends_evidence
         if self._summed is None and summable and len(self._kept) > MOST_KEPT:
             self._summed = SummedScores(self._shape, self._form, options)
@@ -430,7 +430,7 @@ class FedKD(KnowledgeStrategy[Answer]):
     def _weighted(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties' logits (Eq. 2)."""
         form, options = self._form, self.options
-        if options.privacy is None:
+        if not (privacy := options.privacy):
             mean, capped = (
                 combined_scores(sent, form, options, self.num_classes)
                 if self._summed is None
@@ -442,8 +442,8 @@ class FedKD(KnowledgeStrategy[Answer]):
         counts, _ = capped_claims([party.counts for party in sent])
         weights = class_weights(counts, self.num_classes)
         values = [party.values for party in sent if party.values is not None]
-        rng = options.privacy.rng(self.seed, "server")
-        mechanism = score_mechanism(options, options.privacy, self._facts, self._bound)
+        rng = privacy.rng(self.seed, "server")
+        mechanism = score_mechanism(options, privacy, self._facts, self._bound)
         whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(COUNTED)
         metrics = privacy_metrics(party=whole, example=self.ledger_)
         drawn = self.run.draw_once(

@@ -229,7 +229,7 @@ class FedKTOptions(Options):
     @property
     def level(self) -> str:
         """The paper's name for where the noise is."""
-        return "L0" if self.privacy is None else self.privacy.level
+        return self.privacy.level if self.privacy else "L0"
 
     @property
     def weights(self) -> VoteWeights:
@@ -249,7 +249,7 @@ class FedKTOptions(Options):
     @property
     def seeded_noise(self) -> bool:
         """Whether noise comes from the seed and protects nobody."""
-        return self.privacy is not None and self.privacy.seeded_noise
+        return bool(self.privacy and self.privacy.seeded_noise)
 
     def count_noise(self) -> LaplaceCounts | GaussianSums:
         """Return the noise on class counts, of which replacing one record moves two by one."""
@@ -297,7 +297,7 @@ def release_plan(options: FedKTOptions, facts: ReleaseFacts) -> ReleasePlan:
     L0: votes leave, and what privately trained teachers cost is reported. L1: the server adds
     the noise. L2: each party does, so both ledgers get the same price.
     """
-    level, privacy = options.level, options.privacy
+    level, privacy, own = options.level, options.privacy, options.party_privacy
     # A student for every partition, beside its teachers.
     fits = options.num_splits * (num_teachers(options, facts) + 1)
     return ReleasePlan(
@@ -310,8 +310,8 @@ def release_plan(options: FedKTOptions, facts: ReleaseFacts) -> ReleasePlan:
         fits=fits,
         predictions=fits * facts.num_public,
         unit="party" if level == "L1" else "example",
-        delta=options.delta if privacy is None else privacy.delta,
-        record_delta=privacy.delta if privacy is not None and level == "L2" else DEFAULT_DELTA,
+        delta=privacy.delta if privacy else options.delta,
+        record_delta=own.delta if own else DEFAULT_DELTA,
         audience=AUDIENCES[level],
         reason=COUNTED if level == "L2" else UNPROTECTED,
         reported=level == "L0",
@@ -340,13 +340,13 @@ def _mechanism(
 
 
 def _price(options: FedKTOptions, facts: ReleaseFacts) -> Price:
-    privacy, seeded = options.privacy, options.seeded_noise
+    seeded = options.seeded_noise
     counts = tuple(options.count_charges(facts.num_classes, seeded=seeded))
-    if privacy is None or privacy.level == "L1":
+    if not (privacy := options.party_privacy):
         training = _training(options, facts)
         record = (*(training or OPEN_VOTES), *counts)
         published: Charges = ()
-        if privacy is not None and facts.num_parties:
+        if facts.num_parties and (privacy := options.server_privacy):
             mechanism = _mechanism(options, privacy, facts)
             published = mechanism.charges(num_queries(options, facts), seeded=seeded)
         return Price(record=record, training=training, published=published)

@@ -198,10 +198,11 @@ class _Work:
         self.num_missing = options.num_splits * (asked - self.num_teachers)
         # Whether anybody is promised anything, so that the party must not fail.
         self.promised = options.level != "L0" or is_promise(price.record)
-        self.rows, self.mechanism = np.arange(facts.num_public), None
+        self.rows, self.noise = np.arange(facts.num_public), None
         if privacy := options.party_privacy:
             self.rows = choose_queries(facts.num_public, num_queries(options, facts), seed)
-            self.mechanism = options.mechanism(privacy, party.num_classes, len(self.rows))
+            mechanism = options.mechanism(privacy, party.num_classes, len(self.rows))
+            self.noise = privacy, mechanism
 
     def votes(self) -> IntArray:
         """Count the teachers' votes, corrected if that is asked for and free.
@@ -212,24 +213,24 @@ class _Work:
         party, splits, promised = self.party, self.options.num_splits, self.promised
         size = splits, self.num_teachers
         teachers = train_teachers(party, *size, self.seed, promised=promised)
-        paid = self.mechanism is None and self.price.training
+        paid = not self.noise and self.price.training
         corrected = self.options.corrected and not paid
         counts = teacher_counts(party, *size, self.seed) if corrected else None
         return teacher_votes(party, teachers, splits, counts, promised=promised)
 
     def label(self, votes: IntArray) -> tuple[list[TrainingSet], float]:
         """Return each student's training data, and the teachers' agreement if it is sent."""
-        party, privacy = self.party, self.options.party_privacy
-        if self.mechanism is None or privacy is None:
+        party = self.party
+        if not self.noise:
             sets = [
                 (party.public, plurality(own, party.rng(self.seed, "ties", split)))
                 for split, own in enumerate(votes)
             ]
             return sets, agreement(votes.reshape(-1, party.num_classes))
-        sets = []
+        sets, (privacy, mechanism) = [], self.noise
         for split, own in enumerate(votes):
             rng = privacy.rng(self.seed, "party", party.partition_id, split)
-            labels = self.mechanism.release(own[self.rows], rng).values
+            labels = mechanism.release(own[self.rows], rng).values
             answered = labels >= 0
             sets.append((party.public[self.rows[answered]], labels[answered]))
         # How far the teachers agree is private here.
