@@ -323,7 +323,7 @@ class PartyRole(ABC):
         """
         unknown = dict.fromkeys(metric_names(party.task, party.num_classes), math.nan)
         x, y = party.x_test, party.y_test
-        known = self.tells_metrics(party, config, state, secret=secret)
+        known = self.reports_metrics(party, config, state, secret=secret)
         if not known or x is None or y is None:
             return {keys.NUM_EXAMPLES: 0, **unknown}
         if not (party.public_test or state.has_released):
@@ -331,7 +331,7 @@ class PartyRole(ABC):
         metrics = evaluate_model(model, x, y, party.task).metrics
         return {keys.NUM_EXAMPLES: len(y), **{k: metrics.get(k, math.nan) for k in unknown}}
 
-    def tells_metrics(
+    def reports_metrics(
         self, party: Party, config: ConfigRecord, state: PartyState, *, secret: bool = False
     ) -> bool:
         """Return whether metrics of a model on the held-out rows may leave the party.

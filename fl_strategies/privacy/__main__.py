@@ -308,11 +308,11 @@ def _add_epsilon(commands: Any) -> None:
     )
     add = parser.add_argument
     add("--mechanism", choices=NOISES, required=True, help="kind of noise")
-    _add_counts(parser, classes=("C", "classes voted on"))
     add("--gamma", type=float, metavar="G", help="1 / scale of Laplace or Gumbel noise")
     add("--sigma", type=float, metavar="S", help="standard deviation of Gaussian noise")
     _add_counts(
         parser,
+        classes=("C", "classes voted on"),
         splits=("s", "partitions of a party"),
         queries=("Q", "public rows that are labelled"),
     )

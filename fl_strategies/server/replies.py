@@ -199,16 +199,9 @@ class GridAround(Grid):
         """Take the description of another run."""
         self._grid.set_run(run)
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
+    def create_message(self, *parts: Any, **named: Any) -> Message:
         """Return a message."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+        return self._grid.create_message(*parts, **named)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the connected nodes."""

@@ -199,7 +199,7 @@ class CodistillParty(PartyRole):
         Members before `first` are not evaluated a second time.
         """
         x = party.x_test
-        if x is None or not self.tells_metrics(party, config, state):
+        if x is None or not self.reports_metrics(party, config, state):
             return self.measure(party, ensemble, config, state), 0
         kept = state.scores
         scores, refused = np.zeros((len(x), party.num_classes)), 0
