@@ -31,13 +31,7 @@ from fl_strategies.aggregation.ensembles import (
     StackedEnsemble,
 )
 from fl_strategies.errors import InvalidData, StrategyError, require_data
-from fl_strategies.learners import (
-    DenseLearner,
-    Learner,
-    LearnerFactory,
-    Task,
-    require_portable,
-)
+from fl_strategies.learners import DenseLearner, Learner, LearnerFactory, Task, require_portable
 
 SUFFIX: Final = ".npy"
 NUMBERS: Final = "biuf"

@@ -18,16 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from clients.compiled import fast_compiled, fast_part
-from clients.compiled.lanes import (
-    WIDTH,
-    kept_above,
-    load,
-    root,
-    store,
-    take,
-    transpose,
-    zeros,
-)
+from clients.compiled.lanes import WIDTH, kept_above, load, root, store, take, transpose, zeros
 from fl_strategies._util import Array
 
 LABELS, SHARES, L1, L2, SQUARES = range(5)

@@ -236,8 +236,7 @@ def _torchvision(name: str, network: str) -> Encoder:
 
     def load() -> EncodeRecord:
         return module_function(
-            module,
-            lambda record: prepare(torch.from_numpy(as_image(record)).expand(3, -1, -1)),
+            module, lambda record: prepare(torch.from_numpy(as_image(record)).expand(3, -1, -1))
         )
 
     return Encoder(name, hash_of(name, VERSION, repr(prepare), *module_parts(module)), load)
@@ -271,11 +270,7 @@ def _sentences(name: str, network: str) -> Encoder:
 
 
 READY: Final[Mapping[str, Callable[[], Encoder]]] = MappingProxyType(
-    {
-        "scattering": _scattering,
-        "efficientnet-lite0": _efficientnet,
-        "wordllama": _wordllama,
-    }
+    {"scattering": _scattering, "efficientnet-lite0": _efficientnet, "wordllama": _wordllama}
 )
 LIBRARIES: Final[Mapping[str, Callable[[str, str], Encoder]]] = MappingProxyType(
     {"torchvision": _torchvision, "timm": _timm, "sentence-transformers": _sentences}

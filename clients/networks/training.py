@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fl_strategies._util import Array, FloatArray, IntArray, counted
-from fl_strategies.errors import (
-    KnowledgeMismatch,
-    require,
-    require_data,
-    require_known,
-)
+from fl_strategies.errors import KnowledgeMismatch, require, require_data, require_known
 from fl_strategies.learners import UNKNOWN, Recipe, Task, check_targets
 from fl_strategies.party.party import check_rows
 

@@ -13,12 +13,7 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from clients.tabular.base import (
-    SharedRows,
-    TabularLearner,
-    WeightedLabels,
-    to_float32,
-)
+from clients.tabular.base import SharedRows, TabularLearner, WeightedLabels, to_float32
 from clients.tabular.trees import (
     WORD,
     BitTable,

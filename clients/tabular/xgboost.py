@@ -16,12 +16,7 @@ from clients.tabular.base import (
     require_array,
     to_float32,
 )
-from clients.tabular.boosting import (
-    OFFSETS,
-    BoostedLearner,
-    BoostingOptions,
-    BoostingSettings,
-)
+from clients.tabular.boosting import OFFSETS, BoostedLearner, BoostingOptions, BoostingSettings
 from clients.tabular.trees import NativeTree, Trees
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra

@@ -19,10 +19,7 @@ COMMANDS: Final = MappingProxyType(
             "run",
             "run a federation once per seed; show means beside the published result",
         ),
-        "compare": (
-            "experiments",
-            "run all strategies that fit the data; say which to take",
-        ),
+        "compare": ("experiments", "run all strategies that fit the data; say which to take"),
         "curve": ("experiments", "accuracy against epsilon for all private strategies"),
         "report": ("run", "make the page of a run again, or one that compares several runs"),
         "config": (

@@ -30,11 +30,7 @@ from simulations.data.encoded import Encoding, check_encoder
 from simulations.data.tables import names_in
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.models import ModelOptions, check_learner_name, learner_factory
-from simulations.runtime.client_app import (
-    OWNER,
-    Budget,
-    require_absolute,
-)
+from simulations.runtime.client_app import OWNER, Budget, require_absolute
 
 MAX_RUN_EPSILON: Final = "max-run-epsilon"
 POLICY_KEYS: Final[Mapping[str, Value]] = {

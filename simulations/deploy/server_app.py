@@ -127,11 +127,7 @@ def read_members(path: Path) -> dict[int, int]:
 
 
 def make_report(
-    federation: Federation,
-    strategy: KnowledgeStrategy[Any],
-    result: Result,
-    *,
-    seconds: float,
+    federation: Federation, strategy: KnowledgeStrategy[Any], result: Result, *, seconds: float
 ) -> dict[str, Any]:
     """Describe a finished run; raise `NotFitted`, with the reason, if it has no model."""
     model, settings, data = strategy.model_, federation.settings, federation.dataset

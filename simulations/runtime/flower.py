@@ -339,10 +339,7 @@ def run_and_read(
         if path and Path(path).exists():
             config[key] = str(Path(path).resolve())
     status = superlink.run_app(
-        config,
-        num_supernodes=num_supernodes,
-        timeout=settings.longest_run,
-        show_log=show_log,
+        config, num_supernodes=num_supernodes, timeout=settings.longest_run, show_log=show_log
     )
     new = sorted(set(output.glob("*/result.json")) - before)
     if not status.completed or not new:

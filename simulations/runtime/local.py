@@ -330,11 +330,7 @@ def run_once(settings: Settings) -> Report:
 
 
 def run_federation(
-    settings: Settings,
-    watch: Watch,
-    *,
-    verbose: bool = False,
-    output: bool = False,
+    settings: Settings, watch: Watch, *, verbose: bool = False, output: bool = False
 ) -> Finished:
     """Run a federation in this process; with `output`, if its result can be written."""
     if output:
