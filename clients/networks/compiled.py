@@ -189,7 +189,11 @@ class CompiledPerceptrons:
         """Train at the learning rates (epochs, steps), each model until it has stopped."""
         active = list(range(len(rngs)))
         for epoch in counted(range(len(rates)), "epochs"):
-            steps = self._steps(rates[epoch], epoch)
+            # Adam's corrections are part of the step sizes.
+            count = np.arange(1, len(rates[epoch]) + 1) + epoch * len(rates[epoch])
+            of_mean, of_square = (1 - beta**count for beta in BETAS)
+            sizes, roots = rates[epoch] / of_mean, 1 / np.sqrt(of_square)
+            steps = Steps(sizes.astype(np.float32), roots.astype(np.float32), self._decay)
             for i in active:
                 model, size = self._models[i], len(self._models[i].rows.starts) - 1
                 stops, order = batch_stops(size, self._batch_size), rngs[i].permutation(size)
@@ -200,13 +204,6 @@ class CompiledPerceptrons:
                     break
                 active = [i for i in active if not watch.has_stopped(i)]
         self._write_back(active)
-
-    def _steps(self, rates: FloatArray, epoch: int) -> Steps:
-        """Return the step sizes of an epoch with Adam's corrections."""
-        count = np.arange(1, len(rates) + 1) + epoch * len(rates)
-        of_mean, of_square = (1 - beta**count for beta in BETAS)
-        sizes, roots = rates / of_mean, 1 / np.sqrt(of_square)
-        return Steps(sizes.astype(np.float32), roots.astype(np.float32), self._decay)
 
     def _write_back(self, models: Iterable[int]) -> None:
         for i in models:

@@ -152,9 +152,18 @@ def boost_trees(
         boost(bins, rule, targets, scores, chances, work, stack, draft, growth, used)
         sizes, *nodes = growth
         if used[0] == len(sizes):
-            return _finished(growth, used), scores
+            break
         # There is no room for another round.
         growth = Growth(sizes, *(np.concatenate([each, np.empty_like(each)]) for each in nodes))
+    _, num_nodes, num_splits = used.tolist()
+    trees = Trees(
+        growth.sizes,
+        growth.leaf[:num_nodes].copy(),
+        growth.features[:num_splits].copy(),
+        growth.thresholds[:num_splits].copy(),
+        growth.values[: num_nodes - num_splits, np.newaxis].copy(),
+    )
+    return trees, scores
 
 
 def _work(bins: Bins) -> Work:
@@ -170,17 +179,6 @@ def _stack(bins: Bins) -> Stack:
     node, start, stop, level, total = np.empty((5, height), dtype=np.int64)
     sums = np.empty((height, len(bins.cuts)), dtype=np.int64)
     return Stack(node, start, stop, level, total, sums)
-
-
-def _finished(growth: Growth, used: Array) -> Trees:
-    _, nodes, splits = used.tolist()
-    return Trees(
-        growth.sizes,
-        growth.leaf[:nodes].copy(),
-        growth.features[:splits].copy(),
-        growth.thresholds[:splits].copy(),
-        growth.values[: nodes - splits, np.newaxis].copy(),
-    )
 
 
 OWNER: Final = "BoostedTreesLearner"
@@ -273,7 +271,10 @@ class BoostedTreesLearner(BoostedLearner):
 
     def _boost(self, bins: Bins, shares: Array) -> FloatArray:
         """Learn the shares (k, n) of the classes of rows, and return the rows' scores."""
-        offsets = _first_scores(shares)
+        # The log-odds of the second of two classes, or centred logarithms of several.
+        logs = np.log(shares.mean(axis=1, dtype=np.float64))
+        first = logs[1:] - logs[:1] if len(logs) == 2 else logs - logs.mean()
+        offsets = np.asarray(first, dtype=np.float32)
         targets = shares[1:] if len(shares) == 2 else shares
         trees, scores = boost_trees(bins, targets, offsets, self._num_rounds, self._rule)
         self._receive(offsets, trees)
@@ -309,10 +310,3 @@ _SHARED: Final[SharedRows[tuple[Array, Bins]]] = SharedRows()
 def _shares(y: IntArray) -> Array:
     """Return how much of every row is each class, all or nothing, (k, n) of float32."""
     return np.equal.outer(np.arange(int(y.max()) + 1), y).astype(np.float32)
-
-
-def _first_scores(shares: Array) -> FloatArray:
-    """Return the log-odds of the second of two classes, or centred logarithms of several."""
-    logs = np.log(shares.mean(axis=1, dtype=np.float64))
-    scores = logs[1:] - logs[:1] if len(logs) == 2 else logs - logs.mean()
-    return np.asarray(scores, dtype=np.float32)
