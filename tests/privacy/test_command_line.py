@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fl_strategies
+from fl_strategies.privacy import __main__ as command
 from fl_strategies.privacy.__main__ import BOUNDS, main
 from fl_strategies.privacy.bounds.moments import data_dependent_epsilon
 from fl_strategies.privacy.bounds.theorems import default_orders, rdp_to_epsilon
@@ -452,6 +453,15 @@ def test_a_failed_audit_is_a_failed_command(
     lines = capsys.readouterr().out.splitlines()
     assert code == 1
     assert [line.split()[-1] for line in lines[1:]] == ["FAILED", "passed", "passed", "passed"]
+
+
+def test_an_installed_package_says_where_audits_run(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The attacks are with the tests, which no wheel contains."""
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "one" / "two" / "__main__.py"))
+
+    assert "audit: the package must be that of a checkout" in refuse(capsys, "audit")
 
 
 def test_it_runs_as_a_module() -> None:
