@@ -114,8 +114,9 @@ class RecordForm:
         rule = f"rows of shape {shape} like {self.others}"
         require_data(same, owner, name, rule, numbers.shape[1:])
         dtype = self._dtype(given)
-        # NaN compares as false, so it is not within the bound.
-        inside = not numbers.size or -self.bound <= numbers.min() <= numbers.max() <= self.bound
+        # As Python's floats: the bound exceeds small types. NaN is not within it either.
+        ends = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
+        inside = -self.bound <= ends[0] <= ends[1] <= self.bound
         if numbers.dtype == dtype and inside:
             return numbers
         gaps = self._has_gaps(owner, name, value, numbers)
