@@ -81,4 +81,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'clients' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    # Kept here, so that each name is looked for once.
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
