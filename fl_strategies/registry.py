@@ -33,6 +33,7 @@ from fl_strategies.strategies.sums import (
     FedRegression,
 )
 from fl_strategies.strategies.sums.histogram import Histogram
+from fl_strategies.strategies.sums.moments import MomentsPlanner
 from fl_strategies.strategies.sums.regression import Regression
 from fl_strategies.strategies.weights import FedAvg, WeightsParty, flower_strategy
 
@@ -102,12 +103,12 @@ DEFAULT_STRATEGY: Final = FedKD.name
 """Of a run that names none."""
 DEMO_STRATEGY: Final = FedKT.name
 """Of a deployment on one machine, to look at."""
-REFERENCES: Final = (FedHistogram.name, FedRegression.name, FedKD.name)
+REFERENCES: Final = (FedHistogram.name, FedRegression.name, FedMoments.name, FedKD.name)
 """Strategies that curves of private ones also show without privacy."""
 PRIVATE_VARIANTS: Final = tuple(
     variant
     for unit in ("example", "party")
-    for kind in (FedHistogram, FedRegression, FedKT, FedMD, FedKD)
+    for kind in (FedHistogram, FedRegression, FedMoments, FedKT, FedMD, FedKD)
     for variant in kind.private_variants
     if variant.unit == unit
 )
@@ -116,8 +117,10 @@ PRIVATE_VARIANTS: Final = tuple(
 PLANNERS: Final[Sequence[Planner]] = (
     Histogram(level="L2"),
     Regression(level="L2"),
+    MomentsPlanner(level="L2"),
     Histogram(level="central"),
     Regression(level="central"),
+    MomentsPlanner(level="central"),
     Votes(unit="example"),
     Answers(),
     Answers(num_rounds=5),

@@ -90,7 +90,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     **POLICY_KEYS,
 }
 """Keys of a node config, with their defaults."""
-HEADS: Final = ("logistic-regression", "ridge")
+HEADS: Final = ("logistic-regression", "ridge", "moments")
 MODEL_SETTINGS: Final = tuple(ModelOptions.settings())
 """Settings of models, which a party chooses for itself as well."""
 

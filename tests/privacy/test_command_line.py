@@ -487,7 +487,7 @@ def test_the_plan_of_a_small_federation(capsys: Captured) -> None:
 
     names = [one["strategy"] for one in answer["plans"]]
     assert answer["take"] == "fedregression L2"
-    assert names[:3] == ["fedhistogram L2", "fedregression L2", "fedhistogram central"]
+    assert names[:3] == ["fedhistogram L2", "fedregression L2", "fedmoments L2"]
     for one in answer["plans"]:
         assert 0.5 < one["right"] < 1
         assert one["epsilon"] <= 1 < one["epsilon_ten_runs"]

@@ -154,7 +154,7 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
         ),
         (
             ["--strategy=akd", "--learner=svm"],
-            "xgboost, xgboost-scores, forest-scores, ridge, random-features, mlp",
+            "xgboost, xgboost-scores, forest-scores, ridge, moments, random-features, mlp",
         ),
         (
             ["--strategy=fedavg", "--learner=mlp", "--set=final-learner=random-forest"],

@@ -68,8 +68,8 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
 
     told = capsys.readouterr()
     private = "fedhistogram"
-    assert runs == [private, "fedregression", "fedkd", *[private] * 4]
-    assert "run 5 of 8: fedhistogram L2 at 1, seed 0, draw 1: " in told.err
+    assert runs == [private, "fedregression", "fedmoments", "fedkd", *[private] * 4]
+    assert "run 6 of 9: fedhistogram L2 at 1, seed 0, draw 1: " in told.err
     assert "left" in told.err
     assert told.out.startswith("| accuracy (%) | ε 1 | ε 5 | without ε |\n")
     result = read_strictly(tmp_path / "kept.json")
@@ -79,6 +79,7 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
     assert [one["name"] for one in result["references"]] == [
         "fedhistogram, no privacy",
         "fedregression, no privacy",
+        "fedmoments, no privacy",
         "fedkd, no privacy",
         MAJORITY,
     ]

@@ -34,6 +34,7 @@ from fl_strategies.learners import Learner, LearnerFactory, LinearLearner, Task
 from fl_strategies.options import option
 from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.privacy.planning import outweighed_components, usual_components
+from fl_strategies.release import variants_at
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.sums.options import SumOptions
 from fl_strategies.strategies.sums.party import SumParty
@@ -401,6 +402,7 @@ class FedMoments(SumStrategy[SummedMoments]):
     identified_by = (*SumStrategy.identified_by, "bounds", "target_bounds")
     tasks: ClassVar[tuple[Task, ...]] = ("single-label", "multi-label", "regression")
     usual_final_learners = ("moments",)
+    private_variants = variants_at("fedmoments", "L2", "central")
     options: FedMomentsOptions
     _planner: MomentsPlanner
     open_setting = "num_components"
