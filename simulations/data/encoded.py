@@ -154,7 +154,7 @@ def as_public(owner: str, public: Array, x: Array) -> Array:
             x.dtype,
             public.dtype,
         )
-    if public.dtype.kind == "f":
+    if public.dtype.kind not in "iu":
         return x.astype(public.dtype)
     limits = np.iinfo(public.dtype)
     with np.errstate(invalid="ignore"):

@@ -389,6 +389,7 @@ def test_records_are_read_in_the_public_type(caplog: pytest.LogCaptureFixture) -
     assert np.array_equal(read[[0, 2]], images(3)[[0, 2]])
     assert read[1, 0, :2].tolist() == [0, 255]
     assert as_public("own.npz", images(1) / 255, given.astype(np.float32)).dtype == np.float64
+    assert as_public("own.npz", images(1) > 9, images(2)).dtype == np.bool
     assert as_public("own.npz", np.array(["a"]), np.array(["b"], dtype=object)).tolist() == [
         "b"
     ]
