@@ -44,6 +44,10 @@ _HASH_CHARACTERS: Final = 32
 """Of each hash in the name of a file; its checksum covers the whole ones."""
 _NUMBERS: Final = "biuf"
 _NUMBER: Final = np.dtype("<f4")
+_START: Final = 128
+"""Where numbers begin in a file, in their place for any processor."""
+_HEADER: Final = _START - 65
+"""What is behind the checksum and before them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,19 +155,22 @@ class Encoder:
         return self._complete(found, width, failure)
 
     def _complete(
-        self, found: Sequence[FloatArray | None], width: int | None, failure: str
+        self, found: list[FloatArray | None], width: int | None, failure: str
     ) -> FloatArray:
-        """Return all rows; those without numbers, or of another length, are NaN."""
+        """Return all rows; those without numbers, or of another length, are NaN.
+
+        What was found is let go of row by row, since all of it may be half of the memory.
+        """
         widths = [len(row) for row in found if row is not None]
         if width is None and not widths:
             raise InvalidData(
                 f"{self.name}: rows must be records that it can encode, got none: {failure}."
             )
         width = max({*widths}, key=widths.count) if width is None else width
-        rows = np.full((len(found), width), np.nan, dtype=np.float32)
+        rows = np.empty((len(found), width), dtype=np.float32)
         for place, row in enumerate(found):
-            if row is not None and len(row) == width:
-                rows[place] = row
+            rows[place] = row if row is not None and len(row) == width else np.nan
+            found[place] = None
         failed = len(found) - widths.count(width)
         if failed:
             logger.warning("%s: %d of %d records are no rows.", self.name, failed, len(found))
@@ -285,7 +292,8 @@ def as_image(record: Any) -> FloatArray:
 
 def write_cached(path: Path, place: str, rows: FloatArray) -> None:
     """Write rows behind a checksum; a disk that does not take them is no reason to stop."""
-    header, body = f"{rows.shape[0]} {rows.shape[1]}\n".encode(), rows.astype(_NUMBER).data
+    header = f"{rows.shape[0]} {rows.shape[1]}".ljust(_HEADER - 1).encode() + b"\n"
+    body = np.ascontiguousarray(rows, dtype=_NUMBER).data
     checksum = f"{_checksum(place, header, body)}\n".encode()
     try:
         make_folder(path.parent)
@@ -297,17 +305,15 @@ def write_cached(path: Path, place: str, rows: FloatArray) -> None:
 def read_cached(path: Path, place: str, num_rows: int) -> FloatArray | None:
     """Return rows as they were written for this place, or None."""
     try:
-        data = memoryview(path.read_bytes())
+        data = np.fromfile(path, dtype=np.uint8)
     except OSError:
         return None
-    start = len(_checksum(place)) + 1
-    body = data[start:]
-    if bytes(data[:start]) != f"{_checksum(place, body)}\n".encode():
+    start = _START - _HEADER
+    if data[:start].tobytes() != f"{_checksum(place, data[start:].data)}\n".encode():
         logger.warning("%s is damaged; its rows are encoded anew.", path.name)
         return None
-    header, _, _ = bytes(body[:64]).partition(b"\n")
-    shape = tuple(int(length) for length in header.split())
-    rows = np.frombuffer(body, dtype=_NUMBER, offset=len(header) + 1).reshape(shape)
+    shape = [int(length) for length in data[start:_START].tobytes().split()]
+    rows = data[_START:].view(_NUMBER).reshape(shape)
     return rows if len(rows) == num_rows else None
 
 

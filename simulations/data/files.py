@@ -172,8 +172,13 @@ def public_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
 
 def plain_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
     """Return what fills gaps by the public rows, and leaves numbers as they are."""
-    zero, one = np.float32(0), np.float32(1)
-    return partial(_scaled, public=public, mean=zero, deviation=one)
+    return partial(_filled, public=public)
+
+
+def _filled(x: FloatArray, *, public: FloatArray) -> FloatArray:
+    if np.abs([x.min(initial=0), x.max(initial=0)]).max() <= LARGEST_VALUE:  # NaN is not
+        return x
+    return _scaled(x, public=public, mean=np.float32(0), deviation=np.float32(1))
 
 
 def image_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
