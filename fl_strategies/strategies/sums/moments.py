@@ -523,18 +523,24 @@ class FedMoments(SumStrategy[SummedMoments]):
     def _evidence(
         self, sums: FloatArray | IntArray, num_records: float, noise: float
     ) -> tuple[FloatArray, FloatArray]:
-        """Return how rows point where a class does, and which classes a party knows."""
-        targets, _, _ = self._summary.split(np.asarray(sums), self.num_classes, self.task)
-        total = targets.sum(axis=0)
-        outputs = total.shape[1]
-        scores = self._probes @ (total / num_records)
-        if outputs == 1 or self.task != "single-label":
-            return scores, np.full(outputs, float(num_records >= _FEWEST))
+        """Return how rows point where a class does, and which classes a party knows.
+
+        A class is known by its own records alone: a party of one class contradicts nobody.
+        Labels are known where some records have them and some have not.
+        """
+        own = self._summary.read(np.asarray(sums), self.num_classes, self.task).all
         constant = self._summary.features.constant
-        multiple = self._summary.multiples(self.num_classes, self.task)[0, 0]
-        counts = total[-1] / constant
-        known = known_classes(counts, noise / (constant * multiple))
-        return scores, known * (counts >= _FEWEST)
+        # Of products with the constant, which have least to do with the noise on targets.
+        of_count = noise / (_DIAGONAL * constant**2)
+        if self.task == "single-label":
+            points = moments.class_sums(own, self.num_classes)
+            counts = points[-1] * (self._summary.features.levels / constant)
+        else:
+            points = own.targets[0]
+            several = np.abs(points[-1]) * (self._summary.features.levels / constant)
+            counts = (num_records - several) / 2
+        known = known_classes(counts, of_count) * (counts >= _FEWEST)
+        return self._probes @ (points / num_records), known
 
     @cached_property
     def _probes(self) -> FloatArray:
