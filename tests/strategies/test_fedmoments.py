@@ -139,6 +139,41 @@ def test_a_model_that_is_not_linear_learns_the_public_rows() -> None:
     assert (found.model_.predict(X[TEST]) == Y[TEST]).mean() > 0.8
 
 
+# Leaving
+
+
+def test_a_model_without_a_party_is_that_of_a_round_without_it() -> None:
+    deal = deals()["five by label"]
+    found = federate(deal)
+
+    assert isinstance(left := found.without(2), MomentsLearner)
+    other = federate([*deal[:2], *deal[3:]])
+    assert isinstance(other.model_, MomentsLearner)
+    assert np.array_equal(left.to_arrays()["weights"], other.model_.to_arrays()["weights"])
+
+
+@pytest.mark.parametrize(("level", "times"), [("L2", 1), ("central", 2)])
+def test_noise_for_those_who_stay_is_new_and_charged_again(level: str, times: int) -> None:
+    privacy = SumPrivacy(privacy_level=level, target_epsilon=2.0, accept_noise=True)
+    found = federate(deals()["five alike"], privacy=privacy)
+    (before,) = found.ledger_.entries
+
+    found.without(0)
+
+    ((event, count),) = found.ledger_.entries
+    assert (event, count) == (before[0], times * before[1])
+
+
+@pytest.mark.parametrize(
+    ("leaves", "match"), [(7, "one of the last round's"), (1, "at least 2")]
+)
+def test_who_is_not_there_cannot_leave(leaves: int, match: str) -> None:
+    deal = deals()["five alike"]
+
+    with pytest.raises(InvalidParameter, match=match):
+        federate(deal[:2] if leaves == 1 else deal).without(leaves)
+
+
 # Numbers and labels
 
 

@@ -11,7 +11,7 @@ or of ten records change nothing. Related work has the same idea without account
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Final, Literal, Self, TypeAlias, Unpack
@@ -505,7 +505,7 @@ class FedMoments(SumStrategy[SummedMoments]):
 
     # Liars
 
-    def _believed(self, said: list[PartySums]) -> FloatArray:  # type: ignore[override]
+    def _believed(self, said: Sequence[PartySums]) -> FloatArray:
         """Return what parties claim where it adds up to what was announced.
 
         Otherwise their number is capped, as in the other heads on sums.

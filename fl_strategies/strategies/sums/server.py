@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, Unpack
 
 import numpy as np
@@ -70,6 +71,13 @@ class Counted(NamedTuple):
     """As many as these parties are believed to have."""
 
 
+@dataclass
+class SumState(State):
+    """Also what every party sent in the last round, by its number."""
+
+    sums: dict[int, Knowledge] = field(default_factory=dict)
+
+
 class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     """One round: parties sum their records as public rows define, and add noise.
 
@@ -108,6 +116,8 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     forms = forms_at(LEVELS, {"target-epsilon": 1.0})
     last_round = 1
     parties_train = False
+    state: SumState
+    state_type = SumState
     options: SumOptions
     open_setting: ClassVar[str]
     """What decides how detailed the sums are, unless it is left open."""
@@ -143,7 +153,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         if self.options.privacy is not None:
             self._mechanism = mechanism_of(self.options.privacy, self._facts, self._summary)
         self.outliers_: tuple[int, ...] = ()
-        self.state = State(ledger=self.new_ledger(self.plan))
+        self.state = SumState(ledger=self.new_ledger(self.plan))
 
     @property
     def plan(self) -> ReleasePlan:
@@ -277,12 +287,51 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         return PartySums(whole, num_records)
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
-        """Sum over parties, label the public rows, and train the final model."""
-        said = [reply.knowledge for reply in self.replies]
+        """Sum over parties, and make the final model of the sum."""
+        answers = {reply.partition_id: reply.knowledge for reply in self.replies}
+        self.state.sums = {party: _as_sent(one) for party, one in answers.items()}
+        made, metrics = self._model_from(answers, SUMS)
+        model = self.keep_model(made)
+        # What everybody but the server learns, parties cannot tell.
+        prices = privacy_metrics(party=self.ledger_, example=self.ledger_)
+        known = {key: prices[key] for key in _PRICES.get(self.options.level, ())}
+        return model, {**metrics, **self._details(), **known}
+
+    def without(self, partition_id: int) -> Learner:
+        """Return the model of all parties of the last round but one, which wants to leave.
+
+        Its sums are not added, so that without noise the model is, to the bit, that of a
+        round without it. What its sums have told before stays told: noise of its own is in
+        the ledger already. Where the server adds noise, that for the others is new, and is
+        charged again before it is drawn.
+
+        Raises
+        ------
+        InvalidParameter
+            If the party's sums are not in the last round, or too few are left.
+        PrivacyBudgetExceeded
+            If new noise would exceed the run's budget. Nothing is drawn then.
+        """
+        sums, owner = self.state.sums, type(self).__name__
+        rule = f"one of the last round's parties, {sorted(sums)}"
+        require(partition_id in sums, owner, "partition_id", rule, partition_id)
+        rest = {party: one for party, one in sums.items() if party != partition_id}
+        enough, rule = len(rest) >= self.min_parties, f"at least {self.min_parties}"
+        require(enough, owner, "parties that are left", rule, len(rest))
+        if published := self.plan.price().published:
+            self.ledger_.charge_all(published)
+        answers = {party: self.check(one) for party, one in rest.items()}
+        return self._model_from(answers, f"{SUMS}-without-{partition_id}")[0]
+
+    def _model_from(
+        self, answers: Mapping[int, PartySums], draw: str
+    ) -> tuple[Learner, Metrics]:
+        """Return the model of parties' sums, with noise by this name, and its metrics."""
+        parties, said = [*answers], [*answers.values()]
         sizes = self._believed(said)
         parts = [self._limited(one, size) for one, size in zip(said, sizes, strict=True)]
         contradicting = self._find_outliers(parts, sizes)
-        self.outliers_ = tuple(self.replies[k].partition_id for k in contradicting)
+        self.outliers_ = tuple(parties[k] for k in contradicting)
         if self.outliers_:
             logger.warning(
                 "%s does not count the sums of parties %s, which contradict most others.",
@@ -291,14 +340,10 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
             )
         kept = [k for k in range(len(said)) if k not in contradicting]
         noise = self._summed(self._mechanism, len(kept))
-        total = self._total([parts[k] for k in kept])
+        total = self._total([parts[k] for k in kept], draw)
         counted = Counted(len(kept), float(sizes[kept].sum()))
         metrics: Metrics = {NOISE_SCALE: noise, **self._counted(said, sizes, parts)}
-        model = self.keep_model(self._model_of(total, noise, counted))
-        # What everybody but the server learns, parties cannot tell.
-        prices = privacy_metrics(party=self.ledger_, example=self.ledger_)
-        known = {key: prices[key] for key in _PRICES.get(self.options.level, ())}
-        return model, {**metrics, **self._details(), **known}
+        return self._model_of(total, noise, counted), metrics
 
     def _believed(self, said: Sequence[PartySums]) -> FloatArray:
         """Return for how many records each party counts; at L1 all weigh the same."""
@@ -384,16 +429,16 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         """Return how detailed the sums are."""
         return {}
 
-    def _total(self, parts: Sequence[FloatArray | IntArray]) -> FloatArray:
-        """Return the sum over parties; with noise, where the server is to add it."""
+    def _total(self, parts: Sequence[FloatArray | IntArray], draw: str) -> FloatArray:
+        """Return the sum over parties; where the server adds noise, with the one so named."""
         privacy, mechanism = self.options.privacy, self._mechanism
         if privacy is None or mechanism is None or self.options.level == "L2":
             return np.asarray(np.sum(parts, axis=0), dtype=np.float64)
-        rng = privacy.rng(self.seed, SUMS)
+        rng = privacy.rng(self.seed, draw)
         multiples = self._summary.multiples(self.num_classes, self.task)
         # At L1 a party has multiplied its sums already.
         larger = parts if self.options.level == "L1" else [part * multiples for part in parts]
-        drawn = self.run.draw_once(SUMS, lambda: {_TOTAL: _released(mechanism, larger, rng)})
+        drawn = self.run.draw_once(draw, lambda: {_TOTAL: _released(mechanism, larger, rng)})
         return np.asarray(drawn[_TOTAL] / multiples, dtype=np.float64)
 
     def _labelled(self, shares: FloatArray) -> Learner:
@@ -405,6 +450,12 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
             return learner.distill(self.public, shares, rng=rng, recipe=recipe)
         labels = shares > 0.5 if self.task == "multi-label" else shares.argmax(axis=1)
         return learner.fit(self.public, labels.astype(np.int64), rng=rng)
+
+
+def _as_sent(one: PartySums) -> Knowledge:
+    """Return what a party sent as its reply had it."""
+    claim = {keys.NUM_EXAMPLES: one.num_records}
+    return Knowledge(SUMS, {SUMS: one.sums.astype(np.int32)}, claim)
 
 
 def _released(
