@@ -4,6 +4,10 @@ A map is made of public rows or of declared bounds, never of records, and travel
 Its features are whole numbers, so that sums of them are the same in any order and for any
 division of the records among parties; and every row of them is at most `FeatureMap.longest`
 long, whatever arrays a server sends, so that one record moves a sum by a known distance.
+
+Features of a row are a function of it, not of the rows beside it: libraries add products up in
+an order that depends on how many rows there are, so both factors are rounded so far that no
+sum of products is rounded, in any order.
 """
 
 import math
@@ -19,7 +23,7 @@ from fl_strategies.errors import KnowledgeMismatch, require
 
 MOST_FEATURES: Final = 2**12
 MOST_VALUES: Final = 2**26
-"""Most numbers of a map that a party accepts, and of features that it holds at once."""
+"""Most numbers of a map that a party accepts."""
 MOST_LEVELS: Final = 2**8
 """Length of a row of features in rounded units, unless sums would exceed 32 bits."""
 FEWEST_LEVELS: Final = 2**4
@@ -39,6 +43,10 @@ _FINEST_NOISE: Final = 2**19
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
 _AT_ONCE: Final = 2**22
+_GRAIN: Final = 2.0**-20
+"""Placed rows are rounded to multiples of it where they are multiplied by a matrix."""
+_EXACT: Final = 2.0**51
+"""Sums of whole numbers up to this one are exact, whatever their order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +261,8 @@ class FeatureMap:
     def _features(self, rows: Array) -> IntArray:
         placed = self.placed(rows)
         with np.errstate(over="ignore", invalid="ignore"):
-            parts = [placed @ self.turn]
+            whole = np.rint(placed / _GRAIN)
+            parts = [whole @ self._whole_turn * (self._turn_grains * _GRAIN)]
             if len(self.columns):
                 parts.insert(0, placed * self.columns)
             if len(self.pairs):
@@ -261,15 +270,34 @@ class FeatureMap:
                 parts.append(one * other * self.products)
             if len(self.phases):
                 heights = np.repeat(self.height, len(self.phases) // len(self.height))
-                parts.append(np.cos(placed @ self.waves + self.phases) * heights)
+                angles = whole @ self._whole_waves * (self._wave_grains * _GRAIN)
+                parts.append(np.cos(angles + self.phases) * heights)
             found = np.hstack(parts)
-            lengths = np.linalg.norm(found, axis=1, keepdims=True)
+            # One after the other, which a sum over rows of any layout would not be.
+            squares = np.cumsum(np.square(found), axis=1)
+            lengths = np.sqrt(squares[:, -1:])
             found = found / np.maximum(lengths * _A_LITTLE_MORE, 1.0)
         # Rows beyond all numbers are taken for the centre; they too have one place.
         found = np.where(np.isfinite(found).all(axis=1, keepdims=True), found, 0.0)
         rounded = np.rint(found * (self.levels * self.reach))
         constant = np.full((len(rows), 1), self.constant)
         return np.hstack([rounded.astype(np.int64), constant])
+
+    @cached_property
+    def _whole_turn(self) -> FloatArray:
+        return np.rint(self.turn / self._turn_grains)
+
+    @cached_property
+    def _turn_grains(self) -> FloatArray:
+        return _grains(self.turn)
+
+    @cached_property
+    def _whole_waves(self) -> FloatArray:
+        return np.rint(self.waves / self._wave_grains)
+
+    @cached_property
+    def _wave_grains(self) -> FloatArray:
+        return _grains(self.waves)
 
     # How it travels
 
@@ -330,12 +358,23 @@ def _is_sound(arrays: Mapping[str, Array], width: int) -> bool:
     if not fits:
         return False
     cosines, bands = len(phases), len(height)
-    even = cosines % bands == 0 if bands else cosines == 0
+    even = cosines % bands == 0 if 0 < bands <= cosines else bands == cosines == 0
     few = len(columns) + turn.shape[1] + len(pairs) + cosines < MOST_FEATURES
+    few = few and turn.size + waves.size <= MOST_VALUES
     inside = bool(((pairs >= 0) & (pairs < width)).all())
     sizes = FEWEST_LEVELS <= int(levels[0]) <= MOST_LEVELS
     finite = all(bool(np.isfinite(array).all()) for array in numbers)
     return even and few and inside and sizes and finite
+
+
+def _grains(weights: FloatArray) -> FloatArray:
+    """Return the power of two for each column of which weights are taken as multiples.
+
+    Placed rows are at most five, in grains; sums of products with them are exact then.
+    """
+    lengths = np.abs(weights).sum(axis=0)
+    usual = np.where(lengths > 0, lengths, 1.0) * (_FARTHEST / _GRAIN + 1)
+    return np.asarray(2.0 ** np.ceil(np.log2(usual / _EXACT)))
 
 
 def _usual_distance(rows: FloatArray, rng: np.random.Generator) -> float:

@@ -1,5 +1,7 @@
 """Feature maps: bounded, by record, the same for everybody, and hostile when received."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,6 +51,61 @@ def test_a_record_changes_its_own_features_alone(values: list[float], place: int
     for made in maps().values():
         differs = (made(changed) != made(ROWS)).any(axis=1)
         assert not np.delete(differs, place).any()
+
+
+@pytest.mark.parametrize("width", [5, 13, 64, 300])
+def test_a_row_at_the_edge_of_rounding_has_the_same_features_in_any_batch(width: int) -> None:
+    """Libraries add up in another order for other numbers of rows, which the edge shows."""
+    rng = np.random.default_rng(width)
+    rows = rng.normal(size=(64, width))
+    plain = FeatureMap.of_rows(rows)
+    for made in (plain.with_components(rows, 5), plain.with_cosines(rows, 9, rng)):
+        edges = rows.copy()
+        for place, feature in enumerate(rng.integers(made.num_features - 1, size=len(rows))):
+            low, high = (rows[place : place + 1].copy() for _ in range(2))
+            high[0, 0] += 3.0
+            before, after = made(low)[0, feature], made(high)[0, feature]
+            for _ in range(60 if before != after else 0):
+                middle = (low + high) / 2
+                low, high = (
+                    (middle, high) if made(middle)[0, feature] == before else (low, middle)
+                )
+            edges[place] = high[0]
+        alone = np.vstack([made(row[None]) for row in edges])
+
+        for step in (2, 3, 7, 16, 33, 64):
+            parts = [made(edges[at : at + step]) for at in range(0, len(edges), step)]
+            assert np.array_equal(np.vstack(parts), alone)
+
+
+@pytest.mark.parametrize("width", [1, 5, 64, 784])
+def test_products_of_rows_and_maps_are_exact_in_any_order(width: int) -> None:
+    """Against whole numbers of any size; also for weights of all sizes, and rows at the cut."""
+    rng = np.random.default_rng(width)
+    rows = rng.normal(size=(20, width)) * 10.0 ** rng.uniform(-3, 3, (20, 1))
+    weights = rng.normal(size=(width, 7)) * 10.0 ** rng.uniform(-30, 30, 7)
+    made = replace(
+        FeatureMap.of_bounds(-np.ones(width), np.ones(width)),
+        turn=weights,
+    ).settled()
+    whole = np.rint(made.placed(rows) * 2**20)
+    exact = whole.astype(int).astype(object) @ made._whole_turn.astype(int).astype(object)
+
+    assert (whole @ made._whole_turn == exact).all()
+    assert max(abs(value) for value in exact.ravel()) < 2**53
+    rounded = made._whole_turn * made._turn_grains
+    assert (np.abs(rounded - made.turn) <= 1e-5 * np.abs(made.turn).max(axis=0)).all()
+
+
+def test_cosines_do_not_look_at_their_neighbours() -> None:
+    """Compiled loops over several numbers at once give each what it has alone."""
+    rng = np.random.default_rng(0)
+    angles = rng.normal(size=999) * 10.0 ** rng.uniform(-300, 300, 999)
+    angles[:500] = rng.normal(size=500) * 10.0 ** rng.uniform(-3, 6, 500)
+    together = np.cos(angles)
+
+    assert [np.cos(one[None])[0] for one in angles] == together.tolist()
+    assert np.array_equal(np.cos(angles[3:]), together[3:])
 
 
 def test_features_are_the_documented_ones() -> None:
@@ -144,6 +201,24 @@ def test_a_map_travels_to_the_bit(name: str) -> None:
 )
 def test_a_map_that_a_hostile_server_made_is_refused(name: str, value: np.ndarray) -> None:
     arrays = {**maps()["cosines"].to_arrays(), name: value}
+
+    with pytest.raises(KnowledgeMismatch, match="Server: features must be"):
+        FeatureMap.from_arrays("Server", arrays, 5)
+
+
+def test_a_map_of_more_numbers_than_a_party_holds_is_refused() -> None:
+    width = 2**15
+    arrays = FeatureMap.of_bounds(-np.ones(width), np.ones(width)).to_arrays()
+    arrays["columns"] = np.zeros(0, np.float32)
+    arrays["turn"] = np.broadcast_to(np.float32(0), (width, 2**11 + 1))
+
+    with pytest.raises(KnowledgeMismatch, match="Server: features must be"):
+        FeatureMap.from_arrays("Server", arrays, width)
+
+
+def test_bands_without_cosines_are_refused() -> None:
+    arrays = FeatureMap.of_rows(ROWS).to_arrays()
+    arrays["height"] = np.zeros(10**6, np.float32)
 
     with pytest.raises(KnowledgeMismatch, match="Server: features must be"):
         FeatureMap.from_arrays("Server", arrays, 5)
