@@ -50,7 +50,7 @@ def coded(y: Array, num_classes: int, task: Task, levels: int = 1) -> IntArray:
         return np.where(y >= 0, 2 * y.astype(np.int64) - 1, 0)
     if num_classes == 2:
         return np.asarray(2 * y.astype(np.int64)[:, None] - 1)
-    return np.eye(num_classes, dtype=np.int64)[y]
+    return np.asarray(y[:, None] == np.arange(num_classes), dtype=np.int64)
 
 
 def packed_size(num_features: int) -> int:

@@ -28,7 +28,7 @@ from fl_strategies._util import (
 )
 from fl_strategies.aggregation import moments
 from fl_strategies.aggregation.moments import Head, Moments, Solution
-from fl_strategies.errors import KnowledgeMismatch, require
+from fl_strategies.errors import KnowledgeMismatch, require, require_known
 from fl_strategies.features import FeatureMap
 from fl_strategies.learners import Learner, LearnerFactory, LinearLearner, Task
 from fl_strategies.options import option
@@ -38,7 +38,7 @@ from fl_strategies.release import variants_at
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.sums.options import SumOptions
 from fl_strategies.strategies.sums.party import SumParty
-from fl_strategies.strategies.sums.regression import Regression
+from fl_strategies.strategies.sums.regression import FARTHEST, Ellipsoid, Regression
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     LARGEST_SUM,
@@ -46,6 +46,7 @@ from fl_strategies.strategies.sums.summary import (
     PartySums,
     Summary,
     known_classes,
+    most_of_noise,
 )
 from fl_strategies.wire.knowledge import Metrics
 
@@ -72,6 +73,8 @@ _SAMPLING: Final = 0.2
 # Consecutive odd multiples of it scatter the features of a row over 64 bits.
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _CHUNK: Final = 2**22
+_TOLERANCE: Final = 1e-9
+"""Of what directions must have at least, as a share of what all have together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +184,12 @@ class SummedMoments(Summary):
     def _fits(cls, arrays: Mapping[str, Array]) -> bool:  # noqa: ARG003
         return True
 
+    def check_task(self, num_classes: int, task: Task) -> None:
+        """Raise `KnowledgeMismatch` unless bounds are those of all targets that are numbers."""
+        declared, numeric = len(self.centre), num_classes if task == "regression" else 0
+        rule = f"of {numeric} numeric targets"
+        require_known(declared == numeric, "Server", "bounds of targets", rule, declared)
+
     # What records add to it
 
     def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
@@ -201,7 +210,8 @@ class SummedMoments(Summary):
     def codes(self, y: Array, num_classes: int, task: Task) -> IntArray:
         """Return what targets count, in `target_unit`."""
         if task == "regression":
-            y = (y - self.centre) / self.reach
+            with np.errstate(over="ignore"):
+                y = (y - self.centre) / self.reach
         return moments.coded(y, num_classes, task, self.target_unit(task))
 
     def target_unit(self, task: Task) -> int:
@@ -224,7 +234,7 @@ class SummedMoments(Summary):
         targets = np.zeros((self.num_folds, size, outputs))
         squares = np.zeros((self.num_folds, outputs if task == "regression" else 0))
         gram = np.zeros((self.num_folds, size, size))
-        step = max(1, _CHUNK // max(size, self.features.num_values))
+        step = max(1, _CHUNK // max(size, outputs, self.features.num_values))
         for start in range(0, len(x), step):
             part = slice(start, start + step)
             whole = self.features(x[part])
@@ -276,7 +286,20 @@ class SummedMoments(Summary):
         both by less: 25 (2 l m^2 r^2 + 2 r^4). Squared numeric targets are not multiplied
         and add the fourth power of what a target of 1 counts.
         """
-        square = self.features.longest**2
+        return self._moved(self.features.longest, num_classes, task)
+
+    def unused(self, num_classes: int, task: Task) -> float:
+        """Return how much less than `moved` replacing one record moves a sum, at least.
+
+        `moved` has a half for rounding the constant too, which is the same for every row.
+        """
+        features = self.features
+        others = features.levels * features.reach + math.sqrt(features.num_features - 1) / 2
+        used = min(math.hypot(others, features.constant), features.longest)
+        return self.moved(num_classes, task) - self._moved(used, num_classes, task)
+
+    def _moved(self, longest: float, num_classes: int, task: Task) -> float:
+        square = longest**2
         labels = num_classes if task in ("multi-label", "regression") else 1
         scale = self._multiple(task) * self.target_unit(task) / _DIAGONAL
         within = min(labels * scale**2 / 2, square)
@@ -288,38 +311,63 @@ class SummedMoments(Summary):
         """Return whether so many records can have these sums.
 
         The constant makes parts of them known: its own products are the records, and those
-        with other features are the sum over classes. No direction has less than nothing.
+        with other features are the sum over classes. No direction of features and targets
+        together has less than nothing. Entries at the limit have been cut; what they are part
+        of is not known then, but lengths are not larger than without.
         """
-        size, constant = self.features.num_features, self.features.constant
-        longest = self.features.longest
-        if num_records * (self.features.levels + size) ** 2 > LARGEST_SUM:
-            return True  # entries beyond it have been cut
-        found = 0
-        num_classes = self._classes_of(sums, task)
+        longest, constant = self.features.longest, self.features.constant
+        unit, num_classes = self.target_unit(task), self._classes_of(sums, task)
+        if np.abs(sums).max() > LARGEST_SUM:
+            return False
+        found, all_known = 0, True
         for targets, squares, packed in zip(*self.split(sums, num_classes, task), strict=True):
-            gram = moments.unpack(packed, size)
+            gram = moments.unpack(packed, self.features.num_features)
+            known = int(gram[-1, -1]) < LARGEST_SUM
+            all_known = all_known and known
             number, rest = divmod(int(gram[-1, -1]), constant**2)
-            if rest or number < 0:
+            if number < 0 or (known and rest) or number > num_records:
                 return False
             found += number
-            total, several = gram[:, -1], task != "single-label" or targets.shape[1] == 1
-            if not several and (targets.sum(axis=1) * constant != total).any():
+            number = number if known else num_records
+            counts = self._counts(targets, gram, number, task)
+            if counts is None:
                 return False
-            unit = self.target_unit(task)
-            counts = targets[-1] / constant
-            holders = np.full(len(counts), float(number)) if several else counts
             lengths = np.linalg.norm(targets.astype(np.float64), axis=0)
-            if (np.abs(counts) > number * unit).any() or (
-                lengths > holders * longest * unit
-            ).any():
+            if (lengths > counts * longest * unit).any():
                 return False
             if (squares < 0).any() or (squares > number * unit**2).any():
                 return False
-            trace = float(np.trace(gram))
-            least = np.linalg.eigvalsh(gram.astype(np.float64))[0]
-            if trace > number * longest**2 or least < -1e-9 * max(trace, 1.0) * size:
+            if np.trace(gram) > number * longest**2:
                 return False
-        return found == num_records
+            energies = np.where(squares < LARGEST_SUM, squares, number * unit**2)
+            energies = energies if task == "regression" else counts
+            if targets[:, energies <= 0].any():
+                return False
+            alone = task == "single-label" and targets.shape[1] > 1
+            if not _has_no_negative_direction(gram, targets, energies, alone=alone):
+                return False
+        return found == num_records if all_known else found <= num_records
+
+    def _counts(
+        self, targets: IntArray, gram: IntArray, number: int, task: Task
+    ) -> FloatArray | None:
+        """Return how many records of a fold each target may have; None if they are impossible.
+
+        Of classes it is known; otherwise all records may have a target.
+        """
+        constant, unit = self.features.constant, self.target_unit(task)
+        levels, whole = targets[-1], np.abs(targets[-1]) < LARGEST_SUM
+        if (whole & (levels % constant != 0)).any():
+            return None
+        if (np.abs(levels) > float(number) * constant * unit).any():
+            return None
+        if task != "single-label" or targets.shape[1] == 1:
+            return np.full(targets.shape[1], float(number))
+        total = gram[:, -1]
+        inside = (np.abs(targets) < LARGEST_SUM).all(axis=1) & (np.abs(total) < LARGEST_SUM)
+        if (levels < 0).any() or (targets.sum(axis=1) * constant != total)[inside].any():
+            return None
+        return np.where(whole, levels / constant, float(number))
 
     def read(self, sums: Array, num_classes: int, task: Task) -> Moments:
         """Return sums as moments of features of length 1, and records by the constant."""
@@ -344,6 +392,36 @@ class SummedMoments(Summary):
         return 2 if task == "single-label" and outputs == 1 else outputs
 
 
+@one_blas_thread()
+def _has_no_negative_direction(
+    gram: IntArray, targets: IntArray, energies: FloatArray, *, alone: bool
+) -> bool:
+    """Return whether products of features, and of these with targets, can be sums of squares.
+
+    Each target's own squares add up to at most its `energies`; `alone` says that a record has
+    one target, whose products with others are 0. Entries that have been cut are left out, with
+    all that they are a product of.
+    """
+    kept = np.diag(gram) < LARGEST_SUM
+    kept &= (np.abs(gram[:, kept]) < LARGEST_SUM).all(axis=1)
+    columns = (np.abs(targets[kept]) < LARGEST_SUM).all(axis=0) & (energies > 0)
+    own = gram[np.ix_(kept, kept)].astype(np.float64)
+    shift = _TOLERANCE * max(float(np.trace(own)), 1.0) * len(own)
+    try:
+        root = np.linalg.cholesky(own + shift * np.eye(len(own)))
+    except np.linalg.LinAlgError:
+        return False
+    scaled = targets[np.ix_(kept, columns)] / np.sqrt(energies[columns])
+    along = scipy.linalg.solve_triangular(root, scaled, lower=True)
+    if not along.size:
+        return True
+    if alone:
+        most = float(np.linalg.norm(along, 2)) ** 2
+    else:
+        most = float(np.square(along).sum(axis=0).max())
+    return most <= 1 + 1e-5
+
+
 @dataclass(frozen=True, kw_only=True)
 class MomentsPlanner(Regression):
     """Plans `FedMoments`: as a regression, whose products need a little more noise."""
@@ -356,6 +434,31 @@ class MomentsPlanner(Regression):
         if self.level == "L1":
             return self.moved_by_party
         return math.sqrt(4.5 if self.num_labels == 1 else 4.0 * self.num_labels)
+
+
+@one_blas_thread()
+def _limited_products(
+    gram: FloatArray | IntArray, num_records: int, longest: float, noise: float
+) -> FloatArray | IntArray:
+    """Return noisy products as so many records may have them; plausible ones as they are.
+
+    No direction has less than what noise takes from it, and all together have no more than
+    rows as long as they can be.
+    """
+    beside, size = noise / _BESIDE, len(gram)
+    room = 2 * beside * math.sqrt(size) + most_of_noise(noise / _DIAGONAL)
+    values, axes = np.linalg.eigh(gram.astype(np.float64))
+    most = num_records * longest**2
+    found = np.clip(values, -room, most + room)
+    within = most + noise / _DIAGONAL * math.sqrt(size) * most_of_noise(1.0)
+    total = float(found.sum())
+    if total > within:
+        # What is above noise is shortened until all of it is plausible.
+        above = np.maximum(found - room, 0.0)
+        found = found - above * min(1.0, (total - within) / max(float(above.sum()), 1e-300))
+    if np.array_equal(found, values):
+        return gram
+    return np.asarray((axes * found) @ axes.T)
 
 
 class FedMoments(SumStrategy[SummedMoments]):
@@ -516,9 +619,43 @@ class FedMoments(SumStrategy[SummedMoments]):
             return claimed
         return super()._believed(said)
 
-    def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:  # noqa: ARG002
-        """Return sums as they are: without noise they are possible, or have been refused."""
-        return one.sums
+    def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
+        """Return sums that rows like the public ones give; without noise as they are.
+
+        Possible sums without noise count as they are, so that all divisions of the records
+        give the same model. Where the noise is the server's, only features times targets are
+        projected, and products are possible; with parties' own noise neither are known to be.
+        """
+        if self.options.level == "L0":
+            return one.sums
+        summary, task, number = self._summary, self.task, one.num_records
+        targets, squares, packed = summary.split(one.sums, self.num_classes, task)
+        multiples = summary.multiples(self.num_classes, task)[0]
+        labels = 1 if task == "single-label" else targets.shape[2]
+        given = targets[0] / summary.target_unit(task) if task == "regression" else targets[0]
+        of_target = noise / (int(multiples[0]) * summary.target_unit(task))
+        projected = self._ellipsoid.project(given, number, of_target, labels)
+        gram: FloatArray | IntArray = moments.unpack(packed[0], summary.features.num_features)
+        limited = (
+            _limited_products(gram, number, summary.features.longest, noise) if noise else gram
+        )
+        if projected is given and limited is gram:
+            return one.sums
+        parts = [
+            (projected * summary.target_unit(task)).ravel(),
+            squares[0],
+            moments.pack(limited),
+        ]
+        return np.concatenate(parts)[np.newaxis]
+
+    @cached_property
+    def _ellipsoid(self) -> Ellipsoid:
+        """Where means of features times targets are; without public rows a ball."""
+        features = self._summary.features
+        if len(self.public):
+            return Ellipsoid.of_features(features(self.public), features.longest)
+        size = features.num_features
+        return Ellipsoid(np.full(size, features.longest**2 / FARTHEST), np.eye(size))
 
     def _evidence(
         self, sums: FloatArray | IntArray, num_records: float, noise: float
@@ -526,7 +663,9 @@ class FedMoments(SumStrategy[SummedMoments]):
         """Return how rows point where a class does, and which classes a party knows.
 
         A class is known by its own records alone: a party of one class contradicts nobody.
-        Labels are known where some records have them and some have not.
+        Labels are known where some records have them and some have not. What all records have
+        in common, and public rows too, is no evidence: a party that names one class for all
+        would otherwise agree with everybody about it.
         """
         own = self._summary.read(np.asarray(sums), self.num_classes, self.task).all
         constant = self._summary.features.constant
@@ -540,7 +679,8 @@ class FedMoments(SumStrategy[SummedMoments]):
             several = np.abs(points[-1]) * (self._summary.features.levels / constant)
             counts = (num_records - several) / 2
         known = known_classes(counts, of_count) * (counts >= _FEWEST)
-        return self._probes @ (points / num_records), known
+        usual = self._probes.mean(axis=0) / constant
+        return self._probes @ ((points - np.outer(usual, points[-1])) / num_records), known
 
     @cached_property
     def _probes(self) -> FloatArray:

@@ -1,5 +1,6 @@
 """The party's role in every head on sums: sum the own records, once."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ from fl_strategies.party.role import (
     facts_of,
     read_seed,
 )
+from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.sums.options import (
     SUMS,
@@ -72,7 +74,9 @@ class SumParty(PartyRole):
         require_known(fits, party.owner, "task", rule, party.task)
         require_known(len(party.y) > 0, party.owner, "x", "records to sum up", "none")
         options = self._options.received(config)
-        summary = self._read(party, received)
+        summary = self._read(
+            party, received, MOST_EXACT if options.level == "L0" else MOST_SUMS
+        )
         # Charged before a record is looked at.
         _, _, metrics = charge_plan(party, self._plan(party, options, summary), state)
         sums = summary.of_records(party.x, party.y, party.num_classes, party.task)
@@ -89,13 +93,14 @@ class SumParty(PartyRole):
         claim = {} if options.level == "L1" else {keys.NUM_EXAMPLES: len(party.y)}
         return Knowledge(SUMS, {SUMS: limited}, claim), metrics
 
-    def _read(self, party: Party, received: Knowledge | None) -> Summary:
-        """Return the summary that the server sent."""
+    def _read(self, party: Party, received: Knowledge | None, most: int) -> Summary:
+        """Return the summary that the server sent, of so many sums at most."""
         if received is None or received.kind != self._summary.kind:
             raise KnowledgeMismatch(f"Server: the message must hold {self._summary.kind}.")
         num_values = int(np.prod(party.x.shape[1:]))
         summary = self._summary.from_arrays(received.arrays, num_values)
+        summary.check_task(party.num_classes, party.task)
         shape = summary.shape(party.num_classes, party.task)
-        few, rule = int(np.prod(shape)) <= MOST_EXACT, f"for at most {MOST_EXACT} sums"
+        few, rule = math.prod(shape) <= most, f"for at most {most} sums"
         require_known(few, "Server", summary.kind, rule, shape)
         return summary

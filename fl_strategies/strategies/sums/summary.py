@@ -25,7 +25,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 import numpy as np
 
 from fl_strategies._util import Array, FloatArray, IntArray, column_scales
-from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.learners import Task
 
 LARGEST_SUM: Final = 2**31 - 1
@@ -60,6 +60,11 @@ class Summary(ABC):
     """Arrays that it travels as and is made of: a mean and a rotation of rows first."""
     most: ClassVar[int]
     """Most cells or components that a party accepts from a server."""
+
+    def check_task(self, num_classes: int, task: Task) -> None:
+        """Raise `KnowledgeMismatch` unless records of such targets can be summed like this."""
+        rule = f"with {num_classes} classes or labels"
+        require_known(task != "regression", "Server", self.kind, rule, "numeric targets")
 
     @abstractmethod
     def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
