@@ -1,4 +1,4 @@
-"""What one and three liars of ten do to FedHistogram and FedRegression, at every level.
+"""What one and three liars of ten do to strategies on sums, at every level.
 
 Run: ``python benchmarks/lying_sums.py``; results that are there are not measured again, and
 ``--show`` prints the tables of them alone. Ten parties, or fifty of which five and fifteen lie,
@@ -7,11 +7,14 @@ iid or Dirichlet 0.5. Liars know the rules, and what all honest parties have sen
     target     their records are all of class t
     permuted   each of their records is of the next class
     anti       a histogram of the class that is second in a record's cells; as long a vector
-               against the sum of all others as so many records can have
+               against the sum of all others as so many records can have; moments of records
+               that are as far from the others of their class as rows can be
     crowded    all records where fewest exchange the first two classes of a cell, with noise
                as much beside as it is unlikely to reach; for a regression all in the
-               component that public rows vary in least
-    loud       as target, and as much more as noise of the party's own is unlikely to reach
+               component that public rows vary in least, and for moments as anti with as few
+               products as they can have
+    loud       as target, and as much more as noise of the party's own is unlikely to reach;
+               for moments as anti, a thousand times
 
 Each with the records that they have (own), twice as many (doubled), as many as the largest
 honest party (largest) and a thousand times as many (absurd), as claimed and as summed up.
@@ -38,8 +41,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import FedHistogram, Knowledge
+from fl_strategies import FedHistogram, FedMoments, Knowledge
 from fl_strategies._util import FloatArray, IntArray, derive_rng
+from fl_strategies.aggregation.moments import coded, pack
 from fl_strategies.strategies.sums.summary import direction
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
@@ -64,6 +68,9 @@ STRATEGIES: Mapping[str, Mapping[str, Value]] = {
     "Adult, FedHistogram": {"data": "adult", "strategy": "fedhistogram"},
     "Adult, FedRegression": {"data": "adult", "strategy": "fedregression"},
     "cod-rna, FedRegression": {"data": "cod-rna", "strategy": "fedregression"},
+    "digits, FedMoments": {"data": "digits", "strategy": "fedmoments"},
+    "Adult, FedMoments": {"data": "adult", "strategy": "fedmoments"},
+    "cod-rna, FedMoments": {"data": "cod-rna", "strategy": "fedmoments"},
 }
 LEVELS: Mapping[str, Mapping[str, Value]] = {
     "no noise": {},
@@ -74,6 +81,7 @@ LEVELS: Mapping[str, Mapping[str, Value]] = {
 }
 EPSILON_OF_DIGITS: Final = 4.0
 """At L2: with 1,000 records, ten times the noise of one party leaves little at 1."""
+LARGE_MOMENTS: Final = ("Adult, FedMoments", "cod-rna, FedMoments")
 UNKNOWN: Final = "central, records not announced"
 ROWS: Mapping[str, tuple[str, str]] = {
     f"{name}, {level}": (name, level) for name in STRATEGIES for level in (*LEVELS, UNKNOWN)
@@ -107,11 +115,12 @@ def attacks_on(row: str) -> Iterator[tuple[str, str]]:
     for attack, claims in ATTACKS.items():
         for claim in claims:
             sized = claim == "own" or not level.startswith("L1")
-            noisy = attack != "loud" or (level == "L2" and "FedHistogram" in name)
-            quick = "Adult, FedHistogram" not in name or (
+            noisy = attack != "loud" or (level == "L2" and "FedRegression" not in name)
+            made = attack != "crowded" or "FedMoments" not in name
+            quick = name not in ("Adult, FedHistogram", *LARGE_MOMENTS) or (
                 attack != "crowded" and claim in ("own", "absurd")
             )
-            if sized and noisy and quick:
+            if sized and noisy and made and quick:
                 yield attack, claim
 
 
@@ -188,6 +197,8 @@ class Laboratory:
         total = np.sum([self.exact[k] for k in honest], axis=0)
         if isinstance(self.strategy, FedHistogram):
             sums = self._counts(number, attack, claimed, total, len(liars))
+        elif isinstance(self.strategy, FedMoments):
+            sums = self._moments(number, attack, claimed, total)
         else:
             sums = self._vector(number, attack, claimed, total)
         if self.strategy.options.level == "L1":
@@ -249,6 +260,36 @@ class Laboratory:
         flat[cells, second[cells]] += most
         flat[cells, first[cells]] -= most
         return extra
+
+    def _moments(self, number: int, attack: str, claimed: int, total: IntArray) -> IntArray:
+        """Return moments of records, at other places if they are not those of the liar."""
+        if attack in ("target", "permuted"):
+            return self._relabelled(number, self._labels(number, attack), claimed)
+        summary, classes = self.strategy._summary, self.strategy.num_classes
+        features = summary.features
+        targets, _, _ = summary.split(total, classes, "single-label")
+        # How the features of each class are ahead of the others', without the constant.
+        known = targets.sum(axis=0).T.astype(float)
+        known = known if len(known) == classes else np.vstack([-known, known])
+        known[:, -1] = 0.0
+        known -= known.mean(axis=0)
+        lengths = np.maximum(np.linalg.norm(known, axis=1, keepdims=True), 1e-9)
+        places = np.trunc(-known / lengths * 0.99 * features.levels * features.reach)
+        places[:, -1] = features.constant
+        shares = np.bincount(self.parties[number].y, minlength=classes) * claimed
+        counts = shares // len(self.parties[number].y)
+        counts[np.argmax(counts)] += claimed - counts.sum()
+        codes = coded(np.arange(classes), classes, "single-label")
+        folds = len(total)
+        sums = np.zeros(total.shape, dtype=np.int64)
+        for label, count in enumerate(counts):
+            row = places[label].astype(np.int64)
+            added = np.concatenate(
+                [np.outer(row, codes[label]).ravel(), pack(np.outer(row, row))]
+            )
+            numbers = count // folds + (np.arange(folds) < count % folds)
+            sums += numbers[:, None] * added
+        return sums * (1000 if attack == "loud" else 1)
 
     def _vector(self, number: int, attack: str, claimed: int, total: IntArray) -> IntArray:
         if attack in ("target", "permuted"):
