@@ -20,7 +20,7 @@ from fl_strategies._util import nearest_name
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
 from fl_strategies.registry import DEFAULT_STRATEGY
-from simulations.data.sets import check_dataset_name, check_encoder, check_public
+from simulations.data.sets import check_dataset_name, check_encoder, check_public, check_schema
 from simulations.data.splits import Scheme
 from simulations.models import ModelOptions, check_learner_name
 
@@ -97,6 +97,7 @@ got 'num-splits', which fedkt has.
     drop: str = option("", "columns of FILE.csv to drop, comma-separated")
     encoder: str = option("", "frozen encoder of images or texts, see docs; empty: none")
     standardise: bool = option(False, "scale the encoder's columns by public rows")
+    schema: str = option("", "file that declares columns, label, bounds; empty: none")
     public: str = option("", "image set that gives the public rows; empty: the data's own")
     joint_classes: bool = option(False, "public images of another set keep their classes")
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)
@@ -168,6 +169,7 @@ got 'num-splits', which fedkt has.
         check_dataset_name(OWNER, self.data)
         check_public(OWNER, self.data, self.public, self.joint_classes)
         check_encoder(OWNER, self.data, self.encoder, standardise=self.standardise)
+        check_schema(OWNER, self.data, self.schema, self.encoder, self.drop)
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)
@@ -211,6 +213,15 @@ got 'num-splits', which fedkt has.
         """Whether anybody learns from labels of public rows."""
         asked = ("public_labels", "pretrain_epochs")
         return self.public_only or any(getattr(self.options, name, False) for name in asked)
+
+    @property
+    def without_public(self) -> bool:
+        """Whether a schema stands for public rows: nobody needs any, or asks for some."""
+        kinds = [
+            find_algorithm(name).strategy for name in filter(None, [self.strategy, self.then])
+        ]
+        needed = any(kind.needs_public for kind in kinds) or self.public_labels or self.pate
+        return bool(self.schema) and not self.public_rows and not needed
 
     @property
     def longest_run(self) -> float:

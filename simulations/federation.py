@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import (
+    REGISTRY,
     FedMDOptions,
+    FedMomentsOptions,
     KnowledgeStrategy,
     LocalNoise,
     Party,
@@ -42,6 +44,7 @@ from fl_strategies.learners import (
 from fl_strategies.options import Options
 from fl_strategies.server.run import OnRound
 from simulations.config import FinalOptions, Settings
+from simulations.data.schema import Schema
 from simulations.data.sets import Dataset, Request, load_dataset
 from simulations.data.splits import Deal, partition
 from simulations.data.tables import listed
@@ -235,8 +238,9 @@ class Federation:
     ) -> KnowledgeStrategy[Any]:
         """Return one strategy, made of what it takes."""
         settings = self.settings
+        data = self.dataset
         available: dict[str, Any] = {
-            "public": self.dataset.x_public,
+            "public": data.x_public if len(data.x_public) else None,
             "num_classes": self.dataset.num_classes,
             "task": self.dataset.task,
             "learner_fn": self.final_factory(),
@@ -251,6 +255,8 @@ class Federation:
             # How many records there are is public in every claim; a deployed server has none.
             expected = options.num_records or sum(map(len, self.rows)) or None
             available["options"] = replace(options, num_records=expected)
+        if data.schema is not None:
+            available |= self._declared(kind, available["options"], data.schema)
         return kind(
             num_parties=settings.num_parties,
             seed=settings.seed,
@@ -264,6 +270,20 @@ class Federation:
             **kept,
             **{name: available[name] for name in kind.takes if name in available},
         )
+
+    def _declared(
+        self, kind: type[KnowledgeStrategy[Any]], options: Options, schema: Schema
+    ) -> dict[str, Any]:
+        """Return what a schema decides about a strategy."""
+        found = len(self.dataset.x_public) or not kind.needs_public
+        able = [name for name, one in REGISTRY.items() if not one.strategy.needs_public]
+        rule = f"one of {', '.join(able)} without public rows, which a schema does not replace"
+        require(bool(found), OWNER, "strategy", rule, kind.name)
+        declared: dict[str, Any] = {"bounds": schema.bounds}
+        if isinstance(options, FedMomentsOptions) and options.row_length is None:
+            length = schema.longest_row if options.privacy is None else schema.row_length
+            declared["options"] = replace(options, row_length=length)
+        return declared
 
     def _fedmd(self, options: FedMDOptions) -> dict[str, Any]:
         """Return what a simulation decides about FedMD: rounds planned, a first model."""
@@ -446,6 +466,8 @@ def load_federation(settings: Settings) -> Federation:
         num_test=settings.test_rows,
         encoder=settings.encoder,
         standardise=settings.standardise,
+        schema=settings.schema,
+        without_public=settings.without_public,
     )
     data = load_dataset(settings.data, request)
     deal = Deal(

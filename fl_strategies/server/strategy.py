@@ -230,6 +230,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     - `model_as_made`: whether the final model has the shape that its factory makes, so that
       another strategy can continue with it.
     - `parties_train`: whether parties train models of their own.
+    - `needs_public`: whether there must be public rows, also where a schema declares columns.
     - `party_learner_needs`, `final_learner_needs`: protocols beyond `Learner` that the models
       of parties and server must have.
     - `usual_final_learners`: names of models that learn its result better than usual ones.
@@ -320,6 +321,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     relays_models: ClassVar[bool] = False
     model_as_made: ClassVar[bool] = True
     parties_train: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
     party_learner_needs: ClassVar[tuple[type, ...]] = ()
     final_learner_needs: ClassVar[tuple[type, ...]] = ()
     usual_final_learners: ClassVar[tuple[str, ...]] = ()

@@ -239,6 +239,7 @@ class FedDF(FlowerStrategy):
     identified_by = (*FlowerStrategy.identified_by, "public", "model_fns")
     state_type = FedDFState
     same_learner: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = True
     party_learner_needs: ClassVar[tuple[type, ...]] = (StartingLearner,)
     final_learner_needs: ClassVar[tuple[type, ...]] = (StartingLearner,)
     options: FedDFOptions

@@ -34,6 +34,7 @@ from simulations.data.files import (
     unreachable,
 )
 from simulations.data.images import DIGITS, IMAGE_SETS, SPLIT_KEYS, load_images
+from simulations.data.schema import Schema
 from simulations.data.splits import (
     EMBEDDED_TRAIN_SHARE,
     PAPER_TRAIN_SHARE,
@@ -62,6 +63,7 @@ __all__ = [
     "check_dataset_name",
     "check_encoder",
     "check_public",
+    "check_schema",
     "load_dataset",
 ]
 
@@ -124,6 +126,7 @@ def load_dataset(name: str, request: Request) -> Dataset:
     check_dataset_name("load_dataset", name)
     check_public("load_dataset", name, request.public, request.joint_classes)
     check_encoder("load_dataset", name, request.encoder, standardise=request.standardise)
+    check_schema("load_dataset", name, request.schema, request.encoder, request.drop)
     data = _load(name, request)
     encoding = Encoding.of(request.encoder, standardise=request.standardise)
     return encoded(data, encoding) if encoding else data
@@ -134,6 +137,8 @@ def _load(name: str, request: Request) -> Dataset:
         return LOADERS[name](name, request)
     if not Path(name).is_file():
         raise InvalidParameter(f"load_dataset: data must be a file that exists, got {name!r}.")
+    if request.schema:
+        return _load_declared(Path(name), Schema.load(request.schema), request)
     return (_load_npz if name.endswith(".npz") else _load_table)(Path(name), request)
 
 
@@ -151,6 +156,16 @@ def check_encoder(owner: str, data: str, encoder: str, *, standardise: bool) -> 
     check_encoder_name(owner, encoder, standardise=standardise)
     rule = f"omitted for {data}, whose rows are columns"
     require(not encoder or data not in COLUMNS, owner, "encoder", rule, encoder)
+
+
+def check_schema(owner: str, data: str, schema: str, encoder: str, drop: str) -> None:
+    """Raise `InvalidParameter` unless a schema, if there is one, can say what columns are."""
+    if schema:
+        rule = f"omitted unless data is a table ({', '.join(TABLES)})"
+        require(data.endswith(TABLES), owner, "schema", rule, schema)
+        for key, value in (("encoder", encoder), ("drop", drop)):
+            rule = "omitted with a schema, which lists the columns to use"
+            require(not value, owner, key, rule, value)
 
 
 def check_public(owner: str, name: str, public: str, joint_classes: bool) -> None:
@@ -313,6 +328,29 @@ def _load_table(path: Path, request: Request) -> Dataset:
         understood.append(f"without a label ({missing}): {used}")
     y_public = None if public else data.y_public
     return replace(data, y_public=y_public, understood=tuple(understood))
+
+
+def _load_declared(path: Path, schema: Schema, request: Request) -> Dataset:
+    table = read_table(path)
+    require_label(path.name, schema.label_name(request.label), [*map(str, table.columns)])
+    y = schema.class_indices(table.pop(schema.label.name), path.name)
+    train, public, test = _rows_of_table(y, request)
+    if request.without_public:
+        train, public = np.concatenate([train, public[y[public] != UNLABELLED]]), public[:0]
+    rows = request.limit((train, public, test))
+    x = schema.encode(table, path.name)
+    data = _dataset(path.name, x, y, schema.label.classes, rows)
+    missing, unlabelled = (int((part == UNLABELLED).sum()) for part in (y, y[rows[1]]))
+    understood = schema.describe(Path(request.schema).name)
+    if missing:
+        understood.append(f"without a label of the schema ({missing}): {unlabelled} are public")
+    return replace(
+        data,
+        y_public=None if unlabelled or not len(data.x_public) else data.y_public,
+        understood=tuple(understood),
+        encoding=schema.hash,
+        schema=schema,
+    )
 
 
 def _rows_of_table(y: IntArray, request: Request) -> Rows:

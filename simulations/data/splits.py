@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.learners import Task, check_labels, check_targets
+from simulations.data.schema import Schema
 
 Rows: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """Row numbers of train, public and test."""
@@ -57,6 +58,8 @@ class Dataset:
         What was made of the columns of a table, in words.
     encoding : str
         Hash of what made rows of raw records; none if empty.
+    schema : Schema, optional
+        Declared columns by which rows were read.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Dataset:
     num_public_classes: int = 0
     understood: tuple[str, ...] = ()
     encoding: str = ""
+    schema: Schema | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -126,6 +130,10 @@ class Request:
         Frozen encoder that makes rows of images or texts; see `clients.find_encoder`.
     standardise : bool (default: False)
         Whether its columns are standardised by mean and deviation of the public rows.
+    schema : str
+        File that declares the columns of a table, and its label; see `Schema`.
+    without_public : bool (default: False)
+        With a schema: rows that would be public are private ones.
     """
 
     rng: np.random.RandomState
@@ -140,6 +148,8 @@ class Request:
     num_test: int = 0
     encoder: str = ""
     standardise: bool = False
+    schema: str = ""
+    without_public: bool = False
 
     def __post_init__(self) -> None:
         """Check the limits."""

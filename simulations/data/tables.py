@@ -389,7 +389,7 @@ class Dates(Measures):
 
     def read(self, column: Any) -> FloatArray:
         """Return the parts of every date."""
-        return _parts(_points(column, self.form), self.parts)
+        return _parts(date_points(column, self.form), self.parts)
 
     def __str__(self) -> str:
         written = "" if self.form == ISO else f"{self.form}: "
@@ -415,7 +415,7 @@ class Categories:
     def encode(self, column: Any) -> tuple[FloatArray, Array]:
         """Return the zeros and ones; every text is readable."""
         places = {value: place for place, value in enumerate(self.values)}
-        found = np.array([places.get(word, -1) for word in _words(column)], np.int64)
+        found = np.array([places.get(word, -1) for word in category_words(column)], np.int64)
         is_one = found[:, None] == np.arange(self.width)
         return is_one.astype(np.float64), np.zeros(len(found), dtype=bool)
 
@@ -515,7 +515,7 @@ def _decide(owner: str, column: Any) -> Column | str:
         return _learn_dates(column, ISO) if column.notna().any() else _EMPTY
     if column.dtype.kind in _NUMERIC:
         return _learn_numbers(column, comma=False)
-    words, name = _words(column), str(column.name)
+    words, name = category_words(column), str(column.name)
     present = sorted({*words.tolist()} - {""})
     if not present:
         return _EMPTY
@@ -563,7 +563,7 @@ def _learn_numbers(column: Any, *, comma: bool, example: str = "") -> Numbers | 
 
 
 def _learn_dates(column: Any, form: str) -> Dates | str:
-    points = _points(column, form)
+    points = date_points(column, form)
     found = _parts(points.dropna(), tuple(_PARTS))
     varies = found.std(axis=0) > 0
     if not varies.any():
@@ -598,7 +598,7 @@ def _is_id(name: str, num_distinct: int, num_present: int) -> bool:
     return named and num_distinct > 1 and num_distinct > num_present / 2
 
 
-def _words(column: Any) -> Array:
+def category_words(column: Any) -> Array:
     """Return texts of which truth values have one spelling, however programs write them."""
     cells = texts(column)
     spelt = [cell.capitalize() if cell.lower() in _TRUTH else cell for cell in cells]
@@ -613,7 +613,7 @@ def _is_plain(text: str) -> bool:
     return True
 
 
-def _points(column: Any, form: str) -> Any:
+def date_points(column: Any, form: str) -> Any:
     """Return a column as points in time, numbered from 0."""
     if column.dtype.kind != "M":
         return _dates(texts(column).tolist(), form)

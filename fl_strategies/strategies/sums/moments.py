@@ -505,6 +505,7 @@ class FedMoments(SumStrategy[SummedMoments]):
     identified_by = (*SumStrategy.identified_by, "bounds", "target_bounds")
     tasks: ClassVar[tuple[Task, ...]] = ("single-label", "multi-label", "regression")
     usual_final_learners = ("moments",)
+    needs_public = False
     private_variants = variants_at("fedmoments", "L2", "central")
     options: FedMomentsOptions
     _planner: MomentsPlanner

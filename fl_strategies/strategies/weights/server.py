@@ -269,6 +269,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     usual_rounds: ClassVar[int] = 10
     same_learner: ClassVar[bool] = True
     relays_models: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
     party_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
     final_learner_needs = party_learner_needs
     state_type = WeightsState
