@@ -446,6 +446,18 @@ def _sums(name: str) -> Iterator[tuple[str, Case]]:
         )
 
 
+def _statistics() -> Iterator[tuple[str, Case]]:
+    plain: dict[str, Value] = {"strategy": "fedstatistics", "accept-noise": True, **BINARY}
+    timed: dict[str, Value] = {"time": "column 1", "event": "column 2", "num-times": 5}
+    yield "fedstatistics-none", Case({"strategy": "fedstatistics"})
+    yield "fedstatistics-times", Case({"strategy": "fedstatistics", **BINARY, **timed})
+    for level in ("L2", "central"):
+        given = {**plain, "privacy-level": level, "target-epsilon": 5.0}
+        case = f"fedstatistics-{level.lower()}"
+        yield case, Case({**given, "correlations": False, **SEEDED})
+        yield f"{case}-secret", Case({**given, **(JOURNALS if level == "L2" else {})})
+
+
 def _weights() -> Iterator[tuple[str, Case]]:
     short: dict[str, Value] = {**MLP, "num-server-rounds": 2, "local-epochs": 2}
     yield "fedavg", Case({"strategy": "fedavg", **short})
@@ -534,7 +546,7 @@ def _all() -> Iterator[tuple[str, Case]]:
         _fedmd(),
         *map(_sums, ("fedhistogram", "fedregression", "fedmoments")),
     )
-    for name, case in chain(*families, _weights(), _others()):
+    for name, case in chain(*families, _statistics(), _weights(), _others()):
         yield name, case
         if Case(case.settings) == case and "fraction-train" not in case.settings:
             yield f"{name}-refused", case.refused()

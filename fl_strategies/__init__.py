@@ -7,6 +7,7 @@ role that runs at the parties. Adding one takes a module, its test and a line in
 
 from typing import TYPE_CHECKING, NoReturn
 
+from fl_strategies.aggregation.statistics import Column, Statistics
 from fl_strategies.learners import (
     Correction,
     EnsembleLearner,
@@ -63,6 +64,8 @@ from fl_strategies.strategies.sums import (
     FedMomentsOptions,
     FedRegression,
     FedRegressionOptions,
+    FedStatistics,
+    FedStatisticsOptions,
     SumOptions,
     SumParty,
     SumPrivacy,
@@ -87,6 +90,7 @@ __all__ = [
     "Chain",
     "CodistillOptions",
     "CodistillParty",
+    "Column",
     "Correction",
     "Cronus",
     "CronusOptions",
@@ -123,6 +127,8 @@ __all__ = [
     "FedProtoParty",
     "FedRegression",
     "FedRegressionOptions",
+    "FedStatistics",
+    "FedStatisticsOptions",
     "FlowerStrategy",
     "Generated",
     "GuidedLearner",
@@ -151,6 +157,7 @@ __all__ = [
     "ScaffoldParty",
     "ScorePrivacy",
     "SoftLearner",
+    "Statistics",
     "SumOptions",
     "SumParty",
     "SumPrivacy",

@@ -28,9 +28,11 @@ from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     MOMENTS_PARTY,
     REGRESSION_PARTY,
+    STATISTICS_PARTY,
     FedHistogram,
     FedMoments,
     FedRegression,
+    FedStatistics,
 )
 from fl_strategies.strategies.sums.histogram import Histogram
 from fl_strategies.strategies.sums.moments import MomentsPlanner
@@ -61,6 +63,7 @@ REGISTRY = {
     "fedmoments": Algorithm(FedMoments, MOMENTS_PARTY),
     "fedproto": Algorithm(FedProto, FedProtoParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
+    "fedstatistics": Algorithm(FedStatistics, STATISTICS_PARTY),
     "fens": Algorithm(FENS, FENSParty()),
     "pfnm": Algorithm(PFNM, PFNMParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
@@ -101,6 +104,8 @@ def find_algorithm(name: str) -> Algorithm:
 
 DEFAULT_STRATEGY: Final = FedKD.name
 """Of a run that names none."""
+DESCRIBING: Final = FedStatistics
+"""What describes tables before anybody learns from them."""
 DEMO_STRATEGY: Final = FedKT.name
 """Of a deployment on one machine, to look at."""
 REFERENCES: Final = (FedHistogram.name, FedRegression.name, FedMoments.name, FedKD.name)

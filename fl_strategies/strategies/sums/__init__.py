@@ -28,6 +28,11 @@ from fl_strategies.strategies.sums.regression import (
     FedRegression,
     FedRegressionOptions,
 )
+from fl_strategies.strategies.sums.statistics import (
+    STATISTICS_PARTY,
+    FedStatistics,
+    FedStatisticsOptions,
+)
 
 __all__ = [
     "FedHistogram",
@@ -36,9 +41,12 @@ __all__ = [
     "FedRegressionOptions",
     "FedMoments",
     "FedMomentsOptions",
+    "FedStatistics",
+    "FedStatisticsOptions",
     "HISTOGRAM_PARTY",
     "MOMENTS_PARTY",
     "REGRESSION_PARTY",
+    "STATISTICS_PARTY",
     "SumOptions",
     "SumParty",
     "SumPrivacy",
