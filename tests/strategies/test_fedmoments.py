@@ -58,7 +58,7 @@ def federate(
 
     names = ("bounds", "target_bounds", "learner_fn", "seed")
     own: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
-    options = FedMomentsOptions(num_records=sum(map(len, deal)), **given)
+    options = FedMomentsOptions(**{"num_records": sum(map(len, deal)), **given})
     strategy = FedMoments(
         public=public,
         num_classes=num_classes,
@@ -72,13 +72,12 @@ def federate(
 
 
 def deals() -> dict[str, list[Array]]:
-    """Return the same records as one party, alike, by label, and in parties of a few."""
+    """Return the same records as one party, as parties alike, by label, and of all sizes."""
     by_label = TRAIN[np.argsort(Y[TRAIN], kind="stable")]
     return {
         "one": [TRAIN],
         "five alike": np.array_split(TRAIN, 5),
-        "five by label": np.array_split(by_label, 5),
-        "fifty of two": np.array_split(by_label, 50),
+        "twenty of five, by label": np.array_split(by_label, 20),
         "of all sizes": np.split(TRAIN, [1, 3, 10, 40]),
     }
 
@@ -90,8 +89,8 @@ def weights_of(strategy: FedMoments) -> bytes:
 
 HEADS: list[dict[str, Any]] = [
     {"head": "ridge"},
-    {"head": "lda"},
-    {"head": "logistic"},
+    {"head": "lda", "num_cosines": 60},
+    {"head": "logistic", "num_cosines": 60},
     {"features": "products"},
     {"features": "columns", "bounds": (LOW, HIGH), "public": None},
 ]
@@ -103,7 +102,7 @@ def test_every_division_of_the_records_gives_the_same_bits(settings: dict[str, A
 
     first = weights_of(found["one"])
     assert {name for name, one in found.items() if weights_of(one) != first} == set()
-    assert (found["one"].model_.predict(X[TEST]) == Y[TEST]).mean() > 0.95
+    assert (found["one"].model_.predict(X[TEST]) == Y[TEST]).mean() > 0.9
 
 
 def test_digits_dealt_by_label_are_learned_as_well_as_pooled() -> None:
@@ -143,7 +142,7 @@ def test_a_model_that_is_not_linear_learns_the_public_rows() -> None:
 
 
 def test_a_model_without_a_party_is_that_of_a_round_without_it() -> None:
-    deal = deals()["five by label"]
+    deal = np.array_split(TRAIN[np.argsort(Y[TRAIN], kind="stable")], 5)
     found = federate(deal)
 
     assert isinstance(left := found.without(2), MomentsLearner)
@@ -204,7 +203,12 @@ def test_several_labels_are_several_scores() -> None:
     y = np.stack([Y == 0, Y == 2], axis=1).astype(np.int64)
     y[TRAIN[:5]] = -1
 
-    found = federate(deals()["five by label"], y=y, task="multi-label", num_classes=2)
+    found = federate(
+        np.array_split(TRAIN[np.argsort(Y[TRAIN], kind="stable")], 5),
+        y=y,
+        task="multi-label",
+        num_classes=2,
+    )
 
     assert (found.model_.predict(X[TEST]) == y[TEST]).mean() > 0.95
 
@@ -363,7 +367,7 @@ def test_noise_that_hides_everything_is_refused_before_it_is_paid() -> None:
     privacy = SumPrivacy(target_epsilon=0.01)
 
     with pytest.raises(InvalidParameter, match="noise"):
-        federate(deals()["fifty of two"], privacy=privacy)
+        federate(deals()["twenty of five, by label"], privacy=privacy)
 
 
 def test_products_have_noise_of_the_same_price_as_targets() -> None:
@@ -384,6 +388,15 @@ def test_products_have_noise_of_the_same_price_as_targets() -> None:
     ("given", "match"),
     [
         ({"public": None}, "bounds must be given where there are no public rows"),
+        (
+            {
+                "public": None,
+                "bounds": (LOW, HIGH),
+                "num_records": None,
+                "privacy": SumPrivacy(target_epsilon=1.0),
+            },
+            "num_records must be announced",
+        ),
         ({"public": None, "bounds": (LOW, HIGH), "features": "components"}, "features must be"),
         ({"bounds": (LOW[:3], HIGH[:3])}, "bounds must be of 13 columns"),
         ({"task": "regression", "num_classes": 1}, "target_bounds must be given"),

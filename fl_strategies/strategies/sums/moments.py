@@ -67,6 +67,7 @@ _MEAN_TARGET: Final = ("target-centre", "target-reach")
 _FEWEST: Final = 10
 """A party is not compared by classes of which it has fewer records: few contradict anything,
 and count for little."""
+_FEWEST_FOLDS: Final = 3
 _LEAST_PENALTY: Final = 1e-8
 _SAMPLING: Final = 0.2
 """Error of a mean over public rows, as a multiple of one over the root of their number."""
@@ -86,8 +87,9 @@ class FedMomentsOptions(SumOptions):
     features : "auto", "columns", "components", "cosines" or "products"
         What a row is made into, besides a constant: its columns; principal components of
         public rows; columns and random cosines, which make the model that of a Gaussian
-        kernel; columns and products of two. By default cosines without noise; with it
-        components, or columns where there are no public rows.
+        kernel; columns and products of two. By default cosines without noise, or columns if
+        they are very many, as of encoded images; with noise components, or columns where
+        there are no public rows.
     num_cosines, num_products : int
     num_components : int, optional
         As many as stand out from noise by default.
@@ -101,7 +103,8 @@ class FedMomentsOptions(SumOptions):
         Of the squared weights; by default what folds like best, or what the noise needs.
     num_folds : int
         Parts of the records with sums of their own, by which features and penalty are chosen
-        and probabilities calibrated. With noise there is one.
+        and probabilities calibrated; fewer where they would be too large. With noise there
+        is one.
     """
 
     owner: ClassVar[str] = "FedMoments"
@@ -527,6 +530,10 @@ class FedMoments(SumStrategy[SummedMoments]):
         self.bounds, self.target_bounds = bounds, target_bounds
         known = public is not None or bounds is not None
         require(known, "FedMoments", "bounds", "given where there are no public rows", None)
+        own = options or self.options_type()
+        announced = public is not None or own.privacy is None or own.num_records is not None
+        rule = "announced where there are no public rows, for the noise"
+        require(announced, "FedMoments", "num_records", rule, None)
         if public is None and bounds is not None:
             public = np.empty((0, len(np.atleast_1d(bounds[0]))))
         super().__init__(
@@ -556,9 +563,14 @@ class FedMoments(SumStrategy[SummedMoments]):
             ordered and len(low) in (0, self.num_classes), owner, "target_bounds", rule, low
         )
         centre, reach = (low + high) / 2, (high - low) / 2
+        one = SummedMoments(self._features(), 1, centre, reach)
         noisy = self.options.privacy is not None
+        most = MOST_SUMS if noisy else MOST_EXACT
+        room = most // one.shape(self.num_classes, self.task)[1]
+        size, rule = one.features.num_features, f"few enough for {most} sums"
+        require(room > 0, owner, "features", rule, f"{size} of them")
         folds = 1 if noisy or self.options.penalty is not None else self.options.num_folds
-        return SummedMoments(self._features(), folds, centre, reach)
+        return replace(one, num_folds=min(folds, room))
 
     def _features(self) -> FeatureMap:
         options, rows = self.options, self.public if len(self.public) else None
@@ -569,9 +581,7 @@ class FedMoments(SumStrategy[SummedMoments]):
             require(fits, options.owner, "bounds", f"of {self.width} columns", made.num_values)
         else:
             made = FeatureMap.of_rows(self.public, length=options.row_length, tight=noisy)
-        private: Features = "columns" if rows is None else "components"
-        usual: Features = private if noisy else "cosines"
-        kind = usual if options.features == "auto" else options.features
+        kind = self._usual_features() if options.features == "auto" else options.features
         if kind == "components":
             rule = "another than components without public rows"
             require(len(self.public) > 0, options.owner, "features", rule, kind)
@@ -581,11 +591,15 @@ class FedMoments(SumStrategy[SummedMoments]):
             made = made.with_cosines(rows, options.num_cosines, rng)
         elif kind == "products":
             made = made.with_products(options.num_products)
-        most = MOST_SUMS if noisy else MOST_EXACT
-        size = made.num_features
-        few = (size * (self.num_classes + size)) <= 2 * most
-        require(few, options.owner, "features", f"few enough for {most} sums", size)
         return made.for_records(self._num_records, scale=self._scale_of_one)
+
+    def _usual_features(self) -> Features:
+        """Return cosines without noise, unless columns are so many that few folds would fit."""
+        if self.options.privacy is not None:
+            return "components" if len(self.public) else "columns"
+        size = self.width + self.options.num_cosines + 1
+        many = _FEWEST_FOLDS * size * (size + 1) // 2 > MOST_EXACT
+        return "columns" if many else "cosines"
 
     @property
     def _scale_of_one(self) -> float:

@@ -243,7 +243,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
 
     @property
     def _num_records(self) -> int:
-        return self.options.num_records or len(self.public)
+        return self.options.num_records or max(1, len(self.public))
 
     @property
     def _shape(self) -> tuple[int, ...]:

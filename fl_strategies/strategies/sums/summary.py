@@ -30,7 +30,7 @@ from fl_strategies.learners import Task
 
 LARGEST_SUM: Final = 2**31 - 1
 """Largest number that travels; larger ones are clipped."""
-MOST_EXACT: Final = 2**22
+MOST_EXACT: Final = 2**21
 """Most sums of one party; with noise there are fewer, `privacy.mechanisms.MOST_SUMS`."""
 DIRECTION: Final = 2**12
 """Length of the vector of a party where all parties weigh the same."""
