@@ -593,7 +593,9 @@ def paired_error(one: FloatArray, other: FloatArray) -> float:
 
 def metric_names(task: Task, num_classes: int) -> tuple[str, ...]:
     """Return the metrics of a task, the one of `METRICS` first."""
-    if task != "single-label":
+    if task == "regression":
+        return METRICS[task], keys.R2, keys.RMSE, keys.MAE
+    if task == "multi-label":
         return (METRICS[task],)
     curve = (keys.AUC,) if num_classes == 2 else ()
     return keys.ACCURACY, keys.BALANCED_ACCURACY, keys.MACRO_F1, *curve
@@ -645,7 +647,26 @@ def _evaluate_labels(predicted: IntArray, margins: FloatArray | None, y: Array) 
 
 def _evaluate_outputs(outputs: FloatArray, y: Array) -> Evaluation:
     errors = np.square(outputs - y)
-    return Evaluation({keys.MEAN_SQUARED_ERROR: float(errors.mean())}, errors.mean(axis=1))
+    squared, spread = float(errors.mean()), target_variance(y)
+    metrics = {
+        keys.MEAN_SQUARED_ERROR: squared,
+        keys.R2: 1 - squared / spread if spread > 0 else math.nan,
+        keys.RMSE: math.sqrt(squared),
+        keys.MAE: float(np.abs(outputs - y).mean()),
+    }
+    return Evaluation(metrics, errors.mean(axis=1))
+
+
+def target_variance(y: Array) -> float:
+    """Return the mean variance of numeric targets, of which R2 is a share; 0 without any."""
+    return float(y.var(axis=0).mean()) if len(y) else 0.0
+
+
+def variance_explained(found: Evaluation, y: Array) -> Evaluation:
+    """Return an evaluation of numeric targets whose shares per row have R2 as their mean."""
+    spread = target_variance(y)
+    shares = np.full(len(y), math.nan) if spread <= 0 else 1 - found.shares / spread
+    return found._replace(shares=shares)
 
 
 def class_metrics(predicted: IntArray, y: IntArray) -> dict[str, float]:

@@ -40,9 +40,11 @@ from fl_strategies.learners import (
     evaluate_constant,
     evaluate_model,
     quality,
+    variance_explained,
 )
 from fl_strategies.options import Options
 from fl_strategies.server.run import OnRound
+from fl_strategies.wire import keys
 from simulations.config import FinalOptions, Settings
 from simulations.data.schema import Schema
 from simulations.data.sets import Dataset, Request, load_dataset
@@ -353,24 +355,33 @@ class Federation:
 
     @property
     def metric(self) -> str:
-        """Name of the metric by which models are compared."""
-        return METRICS[self.dataset.task]
+        """Name of the metric by which models are compared; larger is better."""
+        return keys.R2 if self.dataset.task == "regression" else METRICS[self.dataset.task]
 
     def quality(self, model: Learner) -> float:
         """Return a model's accuracy, or the metric of another task, on the test rows."""
         data = self.dataset
+        if data.task == "regression":
+            return self.evaluate(model).metrics[self.metric]
         return quality(model, data.x_test, data.y_test, data.task)
 
     def evaluate(self, model: Learner) -> Evaluation:
         """Return all metrics of a model on the test rows."""
         data = self.dataset
-        return evaluate_model(model, data.x_test, data.y_test, data.task)
+        return self._by_metric(evaluate_model(model, data.x_test, data.y_test, data.task))
+
+    def _by_metric(self, found: Evaluation) -> Evaluation:
+        """Return an evaluation whose shares per row have the metric as their mean."""
+        numeric = self.dataset.task == "regression"
+        return variance_explained(found, self.dataset.y_test) if numeric else found
 
     def evaluate_majority(self) -> Evaluation:
         """Evaluate the constant answer that fits the private rows of all parties best."""
         data = self.dataset
         targets = data.y_train[np.concatenate(self.rows)]
-        return evaluate_constant(targets, data.y_test, data.num_classes, data.task)
+        return self._by_metric(
+            evaluate_constant(targets, data.y_test, data.num_classes, data.task)
+        )
 
     def evaluate_party(self, partition_id: int) -> Evaluation:
         """Train one party's model on its own records alone, as many as it may use."""

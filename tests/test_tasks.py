@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
@@ -27,6 +28,7 @@ from fl_strategies.learners import (
     mean_auc,
     metric_names,
     quality,
+    variance_explained,
 )
 from tests.toys import TEST, CentroidLearner, blobs
 
@@ -221,7 +223,34 @@ def test_a_constant_answer_has_no_merit_but_frequency() -> None:
     assert "auc" not in evaluate_constant(trained, y, 3, "single-label").metrics
     assert evaluate_constant(trained, y[:, None], 1, "multi-label").metrics == {"mean-auc": 0.5}
     squared = evaluate_constant(numbers, numbers + 1, 1, "regression").metrics
-    assert squared == {"mean-squared-error": 2.0}
+    assert squared == {"mean-squared-error": 2.0, "r2": -1.0, "rmse": math.sqrt(2), "mae": 1.0}
+
+
+def test_metrics_of_numbers_are_those_of_scikit_learn() -> None:
+    """Of several targets R2 is the share of all their variance together."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(50, 2)) * [1.0, 5.0]
+    scores = y + rng.normal(size=(50, 2))
+
+    found = evaluate_model(Told(scores), scores, y, "regression")
+
+    variance = sklearn.metrics.r2_score(y, scores, multioutput="variance_weighted")
+    assert found.metrics == pytest.approx(
+        {
+            "mean-squared-error": sklearn.metrics.mean_squared_error(y, scores),
+            "r2": variance,
+            "rmse": np.sqrt(sklearn.metrics.mean_squared_error(y, scores)),
+            "mae": sklearn.metrics.mean_absolute_error(y, scores),
+        }
+    )
+    assert variance_explained(found, y).shares.mean() == pytest.approx(variance)
+
+
+def test_targets_that_are_all_the_same_have_no_variance_to_explain() -> None:
+    y = np.ones((3, 1))
+    found = evaluate_model(Told(y + 1), y, y, "regression")
+    assert math.isnan(found.metrics["r2"])
+    assert np.isnan(variance_explained(found, y).shares).all()
 
 
 def test_rows_of_one_kind_have_no_area() -> None:

@@ -131,7 +131,7 @@ def _range_of(name: str) -> tuple[float, float]:
         return 0.0, math.inf
     if name.startswith("num-"):
         return 0, MOST
-    is_positive = name == keys.MEAN_SQUARED_ERROR
+    is_positive = name in (keys.MEAN_SQUARED_ERROR, keys.RMSE, keys.MAE)
     return 0.0 if is_positive else -_LARGEST, _LARGEST
 
 
@@ -432,11 +432,11 @@ def cut_short(reason: str) -> str:
 
 
 def metrics_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
-    """Return each party's own metric of its task, in the order of ``partition-ids``."""
+    """Return each party's own main metrics of its task, in the order of ``partition-ids``."""
     ids = [float(reply.partition_id) for reply in replies]
     metrics = {
         f"{name}-by-party": [float(reply.metrics.get(name, math.nan)) for reply in replies]
-        for name in METRICS.values()
+        for name in (*METRICS.values(), keys.R2)
         if any(name in reply.metrics for reply in replies)
     }
     return {keys.PARTITION_IDS: ids, **metrics}

@@ -17,7 +17,7 @@ from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.checking import ask, describe
 from simulations.deploy.client_app import build_party, checked, party_public, understood
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_app, write_split
-from simulations.results.verdict import percent
+from simulations.results.verdict import shown
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -157,7 +157,9 @@ def _demo(options: argparse.Namespace) -> int:
     with Deployment(prepared) as deployment:
         print("All parties are online.", flush=True)
         report = deployment.run(settings, show_log=True)
-    print(f"{report['strategy']}, seed {report['seed']}: {percent(report.get('accuracy'))}")
+    metric = report["metric"]
+    tested = shown(metric, report.get(metric))
+    print(f"{report['strategy']}, seed {report['seed']}: {tested}")
     for party in report["parties"]:
         print(f"party {party['partition-id']}: {party['learner']}")
     for node, reason in report["rejected"].items():

@@ -41,7 +41,7 @@ from simulations.results.run_folder import (
     require_folder,
     write_json,
 )
-from simulations.results.verdict import percent
+from simulations.results.verdict import shown
 from simulations.runtime import local
 from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
@@ -284,7 +284,8 @@ def _over_seeds(reports: Sequence[Report], preset_name: str | None) -> list[list
         key = f"{prefix}{first['metric']}"
         values = [report[key] for report in reports if report[key] is not None]
         if values:
-            rows.append([key, *map(percent, summarise(values)), percent(published.get(key))])
+            known = [*summarise(values), published.get(key)]
+            rows.append([key, *(shown(first["metric"], value) for value in known)])
     mean, deviation = summarise([report["cpu-seconds"] for report in reports])
     return [*rows, ["cpu-seconds", f"{mean:.0f}", f"{deviation:.0f}", "-"]]
 

@@ -11,6 +11,7 @@ from fl_strategies.errors import StrategyError, require
 from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from fl_strategies.registry import PRIVATE_VARIANTS
 from fl_strategies.release import PrivateVariant
+from fl_strategies.wire import keys
 from simulations.config import Settings, options_of
 from simulations.experiments.engine import (
     FURTHER,
@@ -36,10 +37,13 @@ from simulations.results.report import aligned, size, summarise
 from simulations.results.verdict import (
     BASELINES,
     BEST_PARTY,
+    CONSTANTS,
     MAJORITY,
     MEAN_PARTY,
     POOLED,
     PROMISES,
+    is_share,
+    shown,
 )
 
 OWNER: Final = "compare"
@@ -176,6 +180,12 @@ class Line:
     reference: bool = False
     budget: float | None = None
     note: str = ""
+    metric: str = keys.ACCURACY
+
+    @property
+    def shown(self) -> str:
+        """The mean for people."""
+        return shown(self.metric, self.mean)
 
     @property
     def mean(self) -> float:
@@ -201,6 +211,11 @@ class Summary:
     excluded: Mapping[str, str]
     models: str = ""
     commits: tuple[str, ...] = ()
+
+    @property
+    def factor(self) -> int:
+        """Factor of the metric for people: shares are in percent."""
+        return 100 if is_share(self.metric) else 1
 
     @property
     def budgets(self) -> list[float]:
@@ -241,23 +256,29 @@ def summarise_comparison(comparison: Comparison, results: Results) -> Summary:
         if entry.name not in results.failed
     ]
     commits = {one["commit"] for _, outcomes in runs for one in outcomes}
+    metric = measured[0]["metric"]
+    constant = CONSTANTS[metric].removeprefix("the ")
     return Summary(
         data=settings.data,
-        metric=measured[0]["metric"],
+        metric=metric,
         seeds=comparison.seeds,
         delta=settings.delta,
         baselines={
-            prefix: Line(name, tuple(one["figures"][prefix] for one in measured))
+            prefix: Line(
+                constant if prefix == BASELINES[MAJORITY].prefix else name,
+                tuple(one["figures"][prefix] for one in measured),
+                metric=metric,
+            )
             for prefix, name in BASELINE_NAMES.items()
         },
-        lines=tuple(_line(entry, outcomes) for entry, outcomes in runs),
+        lines=tuple(_line(entry, outcomes, metric) for entry, outcomes in runs),
         excluded={**comparison.excluded, **results.failed},
         models=f"{','.join(federation.learner_names)}; pooled {federation.final_learner}",
         commits=tuple(sorted(filter(None, commits))),
     )
 
 
-def _line(entry: Entry, outcomes: Sequence[Outcome]) -> Line:
+def _line(entry: Entry, outcomes: Sequence[Outcome], metric: str) -> Line:
     names = [n for n in FURTHER if all(n in one["further"] for one in outcomes)]
     most = max(one["num-rejected"] for one in outcomes)
     rejections = f"up to {most} parties excluded in a run, because they failed" if most else ""
@@ -279,6 +300,7 @@ def _line(entry: Entry, outcomes: Sequence[Outcome]) -> Line:
         reference=entry.reference,
         budget=entry.budget,
         note="; ".join(filter(None, (entry.note, rejections))),
+        metric=metric,
     )
 
 
@@ -303,7 +325,10 @@ def spread(values: Sequence[float], factor: float = 100, digits: int = 1) -> str
 def render(summary: Summary) -> str:
     """Return the table and what must be known to read it."""
     further = [n for n in FURTHER if any(n in line.further for line in summary.lines)]
-    metrics = [f"{name.replace('-', ' ')} %" for name in (summary.metric, *further)]
+    metrics = [
+        f"{name.replace('-', ' ')} %" if is_share(name) else name.replace("-", " ")
+        for name in (summary.metric, *further)
+    ]
     header = ["", *metrics, "up", "down", "rounds", "epsilon", "protects", "CPU s"]
     rows = []
     for title, lines in summary.groups().items():
@@ -313,13 +338,18 @@ def render(summary: Summary) -> str:
 
 
 def _cells(line: Line, further: Sequence[str]) -> list[str]:
-    columns = [line.values, *(line.further.get(name, ()) for name in further)]
+    columns = {line.metric: line.values}
+    columns |= {name: line.further.get(name, ()) for name in further}
+    cells = [
+        spread(values) if is_share(name) else spread(values, 1, 3)
+        for name, values in columns.items()
+    ]
     if not line.rounds:
-        return [line.name, *map(spread, columns), *["-"] * 6]
+        return [line.name, *cells, *["-"] * 6]
     promise = line.promise
     return [
         line.name,
-        *map(spread, columns),
+        *cells,
         size(line.bytes_up),
         size(line.bytes_down),
         str(line.rounds),
@@ -404,6 +434,7 @@ class Difference:
     mean: float
     deviation: float
     num_seeds: int
+    metric: str = keys.ACCURACY
 
     @property
     def clear(self) -> bool:
@@ -411,19 +442,21 @@ class Difference:
         return self.num_seeds > 1 and abs(self.mean) > self.deviation
 
     def __str__(self) -> str:
-        """Return the size in points, and whether seeds explain it."""
-        points = f"{100 * abs(self.mean):.1f} points"
+        """Return the size, in points of shares, and whether seeds explain it."""
+        share = is_share(self.metric)
+        gap = f"{100 * abs(self.mean):.1f} points" if share else f"{abs(self.mean):.3f}"
         if self.num_seeds == 1:
-            return f"{points} (one seed, so perhaps chance)"
+            return f"{gap} (one seed, so perhaps chance)"
         word = "more than" if self.clear else "within"
-        return f"{points} ({word} the deviation over seeds, {100 * self.deviation:.1f})"
+        deviation = f"{100 * self.deviation:.1f}" if share else f"{self.deviation:.3f}"
+        return f"{gap} ({word} the deviation over seeds, {deviation})"
 
 
 def difference(one: Line, other: Line) -> Difference:
     """Compare seed by seed: both had the same split, so what that does cancels out."""
     pairs = zip(one.values, other.values, strict=True)
     mean, deviation = summarise([mine - theirs for mine, theirs in pairs])
-    return Difference(mean, deviation, len(one.values))
+    return Difference(mean, deviation, len(one.values), one.metric)
 
 
 def recommend(summary: Summary) -> list[str]:
@@ -444,7 +477,7 @@ def recommend(summary: Summary) -> list[str]:
     ]
     if free:
         best = max(free, key=lambda line: line.mean)
-        sentences.append(f"Without any promise, {best.name} has {100 * best.mean:.1f} %.")
+        sentences.append(f"Without any promise, {best.name} has {best.shown}.")
     return sentences
 
 
@@ -453,21 +486,20 @@ def _recommend_of(summary: Summary, lines: Sequence[Line], opening: str) -> list
     if not eligible:
         return [f"{opening} nothing: no strategy compared here can."]
     best = max(eligible, key=lambda line: line.mean)
-    majority = summary.baselines["majority-"].mean
-    if best.mean <= majority:
+    majority = summary.baselines["majority-"]
+    if best.mean <= majority.mean:
         useless = (
-            f"{opening} nothing compared here: the best, {best.name}, has "
-            f"{100 * best.mean:.1f} %, not above the majority class ({100 * majority:.1f} %), "
-            "so it learned nothing of use."
+            f"{opening} nothing compared here: the best, {best.name}, has {best.shown}, not "
+            f"above the {majority.name} ({majority.shown}), so it learned nothing of use."
         )
         return [useless, _worth(summary, best)]
     taken = _cheapest_equal(summary, best, eligible)
     rounds = "one round" if taken.rounds == 1 else f"{taken.rounds} rounds"
-    choice = f"{opening} {taken.name}: {100 * taken.mean:.1f} % with {size(taken.num_bytes)}"
+    choice = f"{opening} {taken.name}: {taken.shown} with {size(taken.num_bytes)}"
     sentences = [f"{choice} a party in {rounds}."]
     if taken is not best:
         times = best.num_bytes / max(taken.num_bytes, 1.0)
-        more = f"{100 * best.mean:.1f} %, only {difference(best, taken)} more"
+        more = f"{best.shown}, only {difference(best, taken)} more"
         sentences.append(f"{best.name} has {more}, for {times:.1f} times the bytes.")
     return [
         *sentences,
@@ -500,8 +532,8 @@ def _cheapest_equal(summary: Summary, best: Line, lines: Sequence[Line]) -> Line
 def _worth(summary: Summary, taken: Line) -> str:
     """Compare with the best party and with pooled data; a loss comes first."""
     party, pooled = summary.baselines["best-solo-"], summary.baselines["central-"]
-    beside = f"{_above(taken, pooled)} pooled data ({100 * pooled.mean:.1f} %)"
-    against = f"the best party alone ({100 * party.mean:.1f} %)"
+    beside = f"{_above(taken, pooled)} pooled data ({pooled.shown})"
+    against = f"the best party alone ({party.shown})"
     if taken.mean < party.mean:
         return (
             f"WARNING: none of these reaches {against}; this one is "

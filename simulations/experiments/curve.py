@@ -17,7 +17,6 @@ from fl_strategies.errors import StrategyError, require
 from fl_strategies.privacy.events import Unit
 from fl_strategies.registry import REFERENCES
 from fl_strategies.release import PrivateVariant
-from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.experiments.engine import (
     Experiment,
@@ -39,6 +38,7 @@ from simulations.experiments.entries import (
 )
 from simulations.federation import load_federation
 from simulations.results.report import Report, markdown_table
+from simulations.results.verdict import is_share
 
 OWNER: Final = "curve"
 MAJORITY: Final = "majority class"
@@ -214,7 +214,7 @@ class CurveSummary:
     @property
     def factor(self) -> int:
         """Factor of the metric for people: shares are in percent."""
-        return 1 if self.metric == keys.MEAN_SQUARED_ERROR else 100
+        return 100 if is_share(self.metric) else 1
 
     @property
     def shown_metric(self) -> str:

@@ -36,7 +36,7 @@ Say: TypeAlias = Callable[[str], None]
 BASELINE_RUNS: Final = "baselines"
 NO_RESULT: Final = frozenset({"output-dir", "num-workers", "max-wait", "timeout"})
 """Settings that change no result."""
-FURTHER: Final = ("balanced-accuracy", "macro-f1")
+FURTHER: Final = (keys.BALANCED_ACCURACY, keys.MACRO_F1, keys.RMSE, keys.MAE)
 """Metrics that a report may have besides the one of its task."""
 TRUSTED: Final = "except the server"
 """Part of the audience of a guarantee under which the server sees what others must not."""

@@ -102,8 +102,8 @@ def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> No
         mean, deviation = summarise(line.values)
         axes.errorbar(
             places[line.name],
-            100 * mean,
-            yerr=100 * deviation,
+            summary.factor * mean,
+            yerr=summary.factor * deviation,
             label=line.name,
             capsize=2,
             **point_look(number),
@@ -116,10 +116,15 @@ def _draw_baselines(axes: Any, summary: Summary) -> None:
     for prefix, style in BASELINE_STYLES.items():
         line = summary.baselines[prefix]
         axes.axhline(
-            100 * line.mean, label=line.name, linestyle=style, color="grey", linewidth=1
+            summary.factor * line.mean,
+            label=line.name,
+            linestyle=style,
+            color="grey",
+            linewidth=1,
         )
     axes.set_xscale("log")
-    axes.set_ylabel(f"{summary.metric.replace('-', ' ')} (%)")
+    unit = " (%)" if summary.factor == 100 else ""
+    axes.set_ylabel(f"{summary.metric.replace('-', ' ')}{unit}")
     axes.grid(alpha=GRID)
 
 

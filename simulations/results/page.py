@@ -26,7 +26,14 @@ from simulations.results.report import (
     stopping_of,
     strategy_of,
 )
-from simulations.results.verdict import CONSTANTS, PROMISES, own_models, shown
+from simulations.results.verdict import (
+    CONSTANTS,
+    ERRORS,
+    PROMISES,
+    is_share,
+    own_models,
+    shown,
+)
 
 RESULT: Final = "result.json"
 PAGE: Final = "report.html"
@@ -271,7 +278,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
 
 def _ranked(title: str, metric: str, values: Mapping[str, float], own: set[str]) -> Report:
     """Return a bar chart, the best first, and how to read it."""
-    is_error = metric == keys.MEAN_SQUARED_ERROR
+    is_error = metric in ERRORS
     bars = [Bar(name, v, shown(metric, v), name in own) for name, v in values.items()]
     return {
         "title": title,
@@ -336,9 +343,9 @@ def _parties(report: Report) -> Report:
             "ends": None,
         }
         if before is not None and after is not None:
-            is_error, change = metric == keys.MEAN_SQUARED_ERROR, after - before
+            is_error, change = metric in ERRORS, after - before
             better = change < 0 if is_error else change > 0
-            row["change"] = f"{change:+.3g}" if is_error else f"{100 * change:+.1f}"
+            row["change"] = f"{100 * change:+.1f}" if is_share(metric) else f"{change:+.3g}"
             row["kind"] = "good" if better else "bad" if change else "soft"
             row["ends"] = [f"{6 + 88 * (value - low) / room:.1f}%" for value in (before, after)]
         rows.append(row)
@@ -366,7 +373,7 @@ def _rounds(report: Report) -> Report | None:
     best = report.get(f"best-solo-{metric}")
     levels = {"best party alone": best} if best is not None else {}
     return {
-        "chart": curve(points, levels, percent=metric != keys.MEAN_SQUARED_ERROR),
+        "chart": curve(points, levels, percent=is_share(metric)),
         "note": f"{_title(metric)} as parties measured it.",
     }
 

@@ -35,6 +35,8 @@ BEST_PARTY: Final = "best-party"
 POOLED: Final = "pooled"
 PATE: Final = "pate"
 PUBLIC_ONLY: Final = "public-only"
+ERRORS: Final = frozenset({keys.MEAN_SQUARED_ERROR, keys.RMSE, keys.MAE})
+"""Metrics that are better when smaller."""
 
 
 class Baseline(NamedTuple):
@@ -113,7 +115,7 @@ def _evaluate_parties(
 ) -> tuple[dict[str, Evaluation], list[float]]:
     """Evaluate one party after the other; only the sum and the best are kept by row."""
     metric, metrics = federation.metric, []
-    sign = -1 if metric == keys.MEAN_SQUARED_ERROR else 1
+    sign = -1 if metric in ERRORS else 1
     best, total = Evaluation({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
     for party in federation.evaluate_parties(num_workers):
         metrics.append(party.metrics)
@@ -193,6 +195,7 @@ CONSTANTS = {
     keys.ACCURACY: "the majority class",
     keys.MEAN_AUC: "chance",
     keys.MEAN_SQUARED_ERROR: "the mean of the targets",
+    keys.R2: "the mean of the targets",
 }
 """Models that always give the same answer, by the metric of the task."""
 
@@ -205,6 +208,8 @@ class Gap:
     error: float
     is_error: bool = False
     """Whether the metric is an error, without a scale of its own."""
+    unit: str = " points"
+    """Of shares; others are numbers."""
 
     @property
     def side(self) -> int:
@@ -224,6 +229,8 @@ class Gap:
         """The difference, in points where the metric is a share."""
         if self.is_error:
             return f"{abs(self.gain):.3g}"
+        if not self.unit:
+            return f"{abs(self.gain):.3f}"
         points = 100 * abs(self.gain)
         return f"{points:.1f} points" if points >= 0.05 else f"{points:.1g} points"
 
@@ -310,10 +317,12 @@ def gap_to(report: Report, name: str) -> Gap | None:
 
 def _gap(report: Report, value: float, other: float, error: float | None = None) -> Gap:
     is_error, num_rows = _is_error(report), max(report.get("num-test-rows", 1), 1)
+    share = is_share(report["metric"])
     if error is None:
-        error = 0.0 if is_error else math.sqrt(max(value * (1 - value), 0) / num_rows)
-    least = error if is_error else max(error, 1 / num_rows)
-    return Gap((other - value) if is_error else (value - other), least, is_error)
+        error = math.sqrt(max(value * (1 - value), 0) / num_rows) if share else 0.0
+    least = max(error, 1 / num_rows) if share else error
+    gain = (other - value) if is_error else (value - other)
+    return Gap(gain, least, is_error, " points" if share else "")
 
 
 def _phrase(report: Report, name: str, gap: Gap) -> str:
@@ -333,9 +342,21 @@ def _name(report: Report, name: str, *details: str) -> str:
 
 
 def shown(metric: str, value: float | None) -> str:
-    """Return a metric for people: a share in percent, or an error as it is."""
-    is_error = metric == keys.MEAN_SQUARED_ERROR and value is not None
-    return f"{value:.4g}" if is_error else percent(value)
+    """Return a metric for people: a share in percent, R2 and errors as they are.
+
+    Examples
+    --------
+    >>> shown("accuracy", 0.5), shown("r2", 0.5), shown("rmse", 53.21)
+    ('50.0 %', '0.500', '53.21')
+    """
+    if is_share(metric) or value is None or math.isnan(value):
+        return percent(value)
+    return f"{value:.4g}" if metric in ERRORS else f"{value:.3f}"
+
+
+def is_share(metric: str) -> bool:
+    """Return whether people read a metric in percent."""
+    return metric != keys.R2 and metric not in ERRORS
 
 
 def percent(value: float | None) -> str:
@@ -344,7 +365,7 @@ def percent(value: float | None) -> str:
 
 
 def _is_error(report: Report) -> bool:
-    return bool(report["metric"] == keys.MEAN_SQUARED_ERROR)
+    return report["metric"] in ERRORS
 
 
 Cause: TypeAlias = Callable[[Report], str | None]

@@ -194,6 +194,26 @@ def test_a_smaller_error_is_better() -> None:
     )
 
 
+def test_r2_is_a_number_and_has_no_points() -> None:
+    told = {
+        "metric": "r2",
+        "r2": 0.5,
+        "solo-r2": 0.125,
+        "best-solo-r2": 0.25,
+        "central-r2": 0.5004,
+        "majority-r2": -0.01,
+        "standard-errors": {"pooled": 0.001, "best-party": 0.1},
+        "num-test-rows": 50,
+    }
+    assert verdict(told) == "above every party alone by 0.250; level with pooled data"
+    numbers = parties(ALIKE, "r2")
+    worse = {**report(parties=numbers), **told, "r2": -0.25, "standard-errors": {}}
+    assert find_warnings(worse)[0].startswith(
+        "The federation (-0.250) is below the best party (0.250) and the mean party (0.125) "
+        "and the mean of the targets (-0.010)."
+    )
+
+
 # The warning
 
 
