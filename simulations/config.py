@@ -22,6 +22,7 @@ from fl_strategies.options import Options, Setting, key_of, option, require_sett
 from fl_strategies.registry import DEFAULT_STRATEGY
 from simulations.data.sets import check_dataset_name, check_encoder, check_public, check_schema
 from simulations.data.splits import Scheme
+from simulations.data.targets import LabelKind
 from simulations.models import ModelOptions, check_learner_name
 
 Value: TypeAlias = str | int | float | bool
@@ -94,6 +95,7 @@ got 'num-splits', which fedkt has.
     data: str = option("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
+    task: LabelKind = option("auto", "labels of a file; auto: by public ones")
     drop: str = option("", "columns of FILE.csv to drop, comma-separated")
     encoder: str = option("", "frozen encoder of images or texts, see docs; empty: none")
     standardise: bool = option(False, "scale the encoder's columns by public rows")

@@ -69,6 +69,10 @@ USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
 SCORERS = ("xgboost-scores", "forest-scores", "mlp")
 """The same where models learn from scores or travel."""
 FINAL = ("extra-trees", "xgboost-scores", "mlp")
+REGRESSORS = ("xgboost-scores", "forest-scores", "ridge")
+"""Models that parties and server have by default where targets are numbers."""
+MARGIN = 1.0
+MARGIN_WITH_NOISE = 0.1
 WORD_MODEL = "embedding-bag"
 MOST_CLASSES = 12
 """Classes that a description of the data names."""
@@ -91,6 +95,11 @@ def has_all(learner: Learner, needs: tuple[type, ...]) -> bool:
     """Return whether a learner has all protocols, and can travel as it is set if it must."""
     at_hand = PortableLearner not in needs or can_travel(learner)
     return at_hand and all(isinstance(learner, need) for need in needs)
+
+
+def learns_numbers(kind: type[KnowledgeStrategy[Any]]) -> bool:
+    """Return whether a strategy learns numeric targets."""
+    return "task" in kind.takes and "regression" in kind.tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +164,9 @@ class Federation:
         """Return which of some models suit data and strategy; raise if none does."""
         words = self.dataset.x_train.dtype.kind in "iu"
         named = (WORD_MODEL,) if words else names
+        if self.dataset.task == "regression" and names in (USUAL, SCORERS, FINAL):
+            fit = [name for name in REGRESSORS if is_able(self.factory(name), needs)]
+            named = tuple(fit) or named
         found = tuple(name for name in named if is_able(self.factory(name), needs))
         rule = f"given: none of {', '.join(named)} suits {self.settings.strategy} and the data"
         require(bool(found), "Settings", "learner", rule, self.settings.learner)
@@ -219,6 +231,7 @@ class Federation:
     def strategy(self, on_round: Sequence[OnRound] = ()) -> KnowledgeStrategy[Any]:
         """Return the strategy, or the chain of two."""
         settings = self.settings
+        self._check_task()
         self._check_learners()
         run: dict[str, Any] = {
             "checkpoint_dir": settings.checkpoint_dir or None,
@@ -250,6 +263,7 @@ class Federation:
             "student_fns": self.catalogue(),
             "model_fns": self.catalogue(),
             "options": options,
+            "target_bounds": self._target_bounds(options),
         }
         if isinstance(options, FedMDOptions):
             available |= self._fedmd(options)
@@ -287,6 +301,19 @@ class Federation:
             declared["options"] = replace(options, row_length=length)
         return declared
 
+    def _target_bounds(self, options: Options) -> tuple[Array, Array] | None:
+        """Return how far numeric targets may reach, by public ones, unless it is declared.
+
+        Without noise, where a wide reach costs next to nothing, as far again on either side
+        as public targets lie apart; with noise a tenth of it.
+        """
+        ends = self.dataset.target_range
+        if ends is None or getattr(options, "target_bounds", None) is not None:
+            return None
+        noisy = getattr(options, "privacy", None) is not None
+        room = ((ends[1] - ends[0]) or 1.0) * (MARGIN_WITH_NOISE if noisy else MARGIN)
+        return np.array([ends[0] - room]), np.array([ends[1] + room])
+
     def _fedmd(self, options: FedMDOptions) -> dict[str, Any]:
         """Return what a simulation decides about FedMD: rounds planned, a first model."""
         release = options.release
@@ -297,6 +324,15 @@ class Federation:
             return {"options": options}
         first = replace(options, pretrain_epochs=0)
         return {"options": first, "pretrained": self.shared_start}
+
+    def _check_task(self) -> None:
+        """Raise before anything is trained if a strategy does not learn what labels are."""
+        if self.dataset.task != "regression":
+            return
+        able = [name for name, one in REGISTRY.items() if learns_numbers(one.strategy)]
+        rule = f"one of {', '.join(able)} for numeric targets"
+        for key, kind in zip(("strategy", "then"), self.kinds, strict=False):
+            require(learns_numbers(kind), OWNER, key, rule, getattr(self.settings, key))
 
     def _check_learners(self) -> None:
         """Raise before anything is trained if a model does not fit data or strategy."""
@@ -337,18 +373,24 @@ class Federation:
         data, sizes = self.dataset, [*map(len, self.rows)]
         labels = [y for y in (data.y_train, data.y_public, data.y_test) if y is not None]
         all_labels = np.concatenate(labels)
-        counts = np.bincount(all_labels, minlength=len(data.classes))
-        shares = [
-            f"{name} {100 * count / max(len(all_labels), 1):.1f} %"
-            for name, count in zip(data.classes, counts, strict=True)
-        ]
+        if data.task == "regression":
+            low, median, high = np.quantile(all_labels, (0.0, 0.5, 1.0))
+            target = f"{data.classes[0]} from {low:.6g} to {high:.6g}, median {median:.6g}"
+            said = f"numbers to predict: {target}"
+        else:
+            counts = np.bincount(all_labels, minlength=len(data.classes))
+            shares = [
+                f"{name} {100 * count / max(len(all_labels), 1):.1f} %"
+                for name, count in zip(data.classes, counts, strict=True)
+            ]
+            said = f"classes: {listed(shares, MOST_CLASSES)}"
         each = f"{min(sizes)} to {max(sizes)}" if len({*sizes}) > 1 else str(sizes[0])
         parties = "one party" if len(sizes) == 1 else f"{len(sizes)} parties of {each}"
         held_out = f"{len(data.x_public)} public, {len(data.x_test)} test"
         lines = [
             data.name,
             *(data.understood or [f"rows of shape {data.row_shape}"]),
-            f"classes: {listed(shares, MOST_CLASSES)}",
+            said,
             f"rows: {sum(sizes)} private in {parties}, {held_out}",
         ]
         return "\n  ".join(lines)
@@ -468,6 +510,7 @@ def load_federation(settings: Settings) -> Federation:
         rng=rng,
         data_dir=settings.data_dir,
         label=settings.label,
+        task=settings.task,
         drop=settings.drop,
         public=settings.public,
         joint_classes=settings.joint_classes,

@@ -39,6 +39,7 @@ from fl_strategies.errors import (
 from fl_strategies.learners import (
     Learner,
     LearnerFactory,
+    Task,
     can_travel,
     check_made,
     require_portable,
@@ -218,6 +219,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     - `reply_kind`: the kind of `Knowledge` that parties answer with.
     - `options_type`: what can be set about the algorithm itself.
     - `takes`: keyword arguments of its constructor, besides those of `FederationOptions`.
+    - `tasks`: what it learns, if it takes a `task` at all; numbers only where it says so.
     - `identified_by`: attributes that must be as before in a resumed run. These are all
       settings, and so all public attributes; what follows from them is a property.
     - `model_name`: what parties call the final model; they need a factory of this name.
@@ -314,6 +316,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         "options",
     )
     run_settings: Mapping[str, Scalar]
+    tasks: ClassVar[Sequence[Task]] = ("single-label", "multi-label")
     last_round: int | None = None
     central: ClassVar[bool] = True
     usual_rounds: ClassVar[int] = 1

@@ -6,12 +6,13 @@ that no privacy analysis of a strategy accounts for.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -45,15 +46,18 @@ from simulations.data.splits import (
     split_rows,
 )
 from simulations.data.tables import (
+    FEWEST_ROWS,
     TABLES,
     UNLABELLED,
     TableEncoder,
     dropped,
     label_classes,
+    label_texts,
     only_texts,
     read_table,
     require_label,
 )
+from simulations.data.targets import Targets, are_numbers, is_empty
 from simulations.data.texts import TEXT_SETS, load_texts
 
 __all__ = [
@@ -92,7 +96,7 @@ LIBSVM: Final = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 ADULT: Final = LibsvmFile("a9a.npz", "a9a", 32_561, 123, 7_841, ("<=50K", ">50K"))
 COD_RNA: Final = LibsvmFile("cod_rna.npz", "codrna", 59_535, 8, 19_845, ("-1", "1"))
 LIBSVM_FILES: Final[Mapping[str, LibsvmFile]] = {"adult": ADULT, "cod-rna": COD_RNA}
-COLUMNS: Final = ("breast-cancer", *LIBSVM_FILES)
+COLUMNS: Final = ("breast-cancer", "diabetes", *LIBSVM_FILES)
 """Data sets whose rows are neither images nor texts."""
 
 
@@ -102,12 +106,13 @@ def load_dataset(name: str, request: Request) -> Dataset:
     Parameters
     ----------
     name : str
-        `digits` or `breast-cancer` (embedded in scikit-learn; 60 % train, 20 % public,
-        20 % test), `adult` or `cod-rna` (LIBSVM training files; 75 %, 12.5 %, 12.5 %, as in
-        the FedKT paper), one of `IMAGE_SETS` (see `simulations.data.images`) or of `TEXT_SETS`
-        (see `simulations.data.texts`), or a file: `FILE.npz` with x_train, y_train, x_test,
-        y_test and, if half of x_test is not to become public, x_public; or `FILE.csv`, also
-        .csv.gz, .csv.xz and .parquet (75 %, 12.5 %, 12.5 %).
+        `digits`, `breast-cancer` or `diabetes`, whose labels are numbers (embedded in
+        scikit-learn; 60 % train, 20 % public, 20 % test), `adult` or `cod-rna` (LIBSVM
+        training files; 75 %, 12.5 %, 12.5 %, as in the FedKT paper), one of `IMAGE_SETS` (see
+        `simulations.data.images`) or of `TEXT_SETS` (see `simulations.data.texts`), or a file:
+        `FILE.npz` with x_train, y_train, x_test, y_test and, if half of x_test is not to become
+        public, x_public; or `FILE.csv`, also .csv.gz, .csv.xz and .parquet (75 %, 12.5 %,
+        12.5 %).
     request : Request
 
     Returns
@@ -128,6 +133,11 @@ def load_dataset(name: str, request: Request) -> Dataset:
     check_encoder("load_dataset", name, request.encoder, standardise=request.standardise)
     check_schema("load_dataset", name, request.schema, request.encoder, request.drop)
     data = _load(name, request)
+    rule = f"auto or classes for {name}, whose labels are classes"
+    numeric = data.task == "regression"
+    require(numeric or request.task != "numbers", "load_dataset", "task", rule, request.task)
+    rule = f"auto or numbers for {name}, whose labels are numbers"
+    require(not numeric or request.task != "classes", "load_dataset", "task", rule, "classes")
     encoding = Encoding.of(request.encoder, standardise=request.standardise)
     return encoded(data, encoding) if encoding else data
 
@@ -184,12 +194,12 @@ def check_public(owner: str, name: str, public: str, joint_classes: bool) -> Non
 # Tables
 
 
-def _scaled(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows) -> Dataset:
+def _scaled(name: str, x: Array, y: Array, classes: tuple[str, ...], rows: Rows) -> Dataset:
     check_rows(name, "the public rows", x[rows[1]])
     return _dataset(name, public_scale(x[rows[1]])(x), y, classes, rows)
 
 
-def _dataset(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows) -> Dataset:
+def _dataset(name: str, x: Array, y: Array, classes: tuple[str, ...], rows: Rows) -> Dataset:
     train, public, test = rows
     return Dataset(
         name=name,
@@ -212,6 +222,18 @@ def _load_embedded(name: str, request: Request) -> Dataset:
     if name == "digits":
         return _dataset(name, (x / 16).astype(np.float32), y, DIGITS, rows)
     return _scaled(name, x, y, tuple(map(str, data.target_names)), rows)
+
+
+def _load_diabetes(name: str, request: Request) -> Dataset:
+    """Load 442 patients with ten columns and how far their diabetes has progressed."""
+    library = import_library(name, "sklearn.datasets", "sklearn")
+    data = library.load_diabetes(scaled=False)
+    rows = request.limit(split_rows(len(data.data), EMBEDDED_TRAIN_SHARE, request.rng))
+    y = data.target[:, np.newaxis].astype(np.float64)
+    found = _scaled(name, data.data, y, ("progression",), rows)
+    public = y[rows[1]]
+    ends = float(public.min()), float(public.max())
+    return replace(found, task="regression", target_range=ends)
 
 
 def _load_libsvm(name: str, request: Request) -> Dataset:
@@ -312,8 +334,12 @@ def _load_table(path: Path, request: Request) -> Dataset:
     label = request.label
     require_label(path.name, label, columns)
     unused = dropped(path.name, request.drop, columns, label)
-    classes, y = label_classes(path.name, label, table.pop(label))
-    rows = request.limit(_rows_of_table(y, request))
+    column = table.pop(label)
+    targets = _numeric(path.name, column, request)
+    if targets is not None:
+        return _load_numbers(path.name, table, targets, label_texts(column), unused, request)
+    classes, y = label_classes(path.name, label, column)
+    rows = request.limit(_rows_of_table(y == UNLABELLED, request))
     if request.raw:
         texts = only_texts(path.name, table.drop(columns=[*unused], errors="ignore"))
         data = _dataset(path.name, texts, y, classes, rows)
@@ -334,7 +360,7 @@ def _load_declared(path: Path, schema: Schema, request: Request) -> Dataset:
     table = read_table(path)
     require_label(path.name, schema.label_name(request.label), [*map(str, table.columns)])
     y = schema.class_indices(table.pop(schema.label.name), path.name)
-    train, public, test = _rows_of_table(y, request)
+    train, public, test = _rows_of_table(y == UNLABELLED, request)
     if request.without_public:
         train, public = np.concatenate([train, public[y[public] != UNLABELLED]]), public[:0]
     rows = request.limit((train, public, test))
@@ -353,19 +379,70 @@ def _load_declared(path: Path, schema: Schema, request: Request) -> Dataset:
     )
 
 
-def _rows_of_table(y: IntArray, request: Request) -> Rows:
+def _numeric(owner: str, column: Any, request: Request) -> Targets | None:
+    """Return what a label column's numbers are by its public ones; None for classes."""
+    if request.task == "classes":
+        return None
+    words = label_texts(column)
+    unlabelled = is_empty(words)
+    if request.task == "auto" and (~unlabelled).sum() < FEWEST_ROWS:
+        return None
+    # The split of these very rows if they turn out to be numbers, and no trace if not.
+    twin = replace(request, rng=deepcopy(request.rng))
+    _, public, _ = twin.limit(_rows_of_table(unlabelled, twin))
+    if request.task == "auto" and not are_numbers(words[public]):
+        return None
+    return Targets.learn(owner, request.label, words[public])
+
+
+def _load_numbers(
+    owner: str,
+    table: Any,
+    targets: Targets,
+    words: Array,
+    unused: Sequence[str],
+    request: Request,
+) -> Dataset:
+    """Return a table whose labels are numbers to predict."""
+    empty, strange = is_empty(words), np.isnan(targets.numbers(words))
+    train, public, test = request.limit(_rows_of_table(empty, request))
+    # Nothing is measured on a target that nobody can read.
+    rows = train, public, test[~strange[test]]
+    y, understood = targets.read(owner, words), [targets.describe()]
+    if request.raw:
+        x = only_texts(owner, table.drop(columns=[*unused], errors="ignore"))
+    else:
+        encoder = TableEncoder.learn(owner, table.iloc[public], unused)
+        x, understood = encoder.encode(owner, table), [*encoder.describe(), *understood]
+    data = _dataset(owner, x, y, (targets.label,), rows)
+    if missing := int(empty.sum()):
+        used = int(empty[public].sum())
+        understood.append(
+            f"without a label ({missing}): {used} are public rows, {missing - used} are dropped"
+        )
+    return replace(
+        data,
+        task="regression",
+        y_public=None if empty[public].any() else data.y_public,
+        target_range=(targets.low, targets.high),
+        understood=tuple(understood),
+    )
+
+
+def _rows_of_table(unlabelled: Array, request: Request) -> Rows:
     """Split the rows that have a label; the others are public, unless labels are needed."""
-    labelled = np.flatnonzero(y != UNLABELLED)
+    labelled = np.flatnonzero(~unlabelled)
     parts = split_rows(len(labelled), PAPER_TRAIN_SHARE, request.rng, "rows with a label")
     train, public, test = (labelled[part] for part in parts)
     if not request.public_labels:
-        public = np.concatenate([public, np.flatnonzero(y == UNLABELLED)])
+        public = np.concatenate([public, np.flatnonzero(unlabelled)])
     return train, public, test
 
 
 LOADERS: Final[Mapping[str, Loader]] = MappingProxyType(
     {
         **dict.fromkeys(("digits", "breast-cancer"), _load_embedded),
+        "diabetes": _load_diabetes,
         **dict.fromkeys(LIBSVM_FILES, _load_libsvm),
         **dict.fromkeys(IMAGE_SETS, load_images),
         **dict.fromkeys(TEXT_SETS, load_texts),

@@ -37,6 +37,7 @@ class Dataset:
     name : str
         What reports call it.
     x_train, y_train : (num_train, ...), (num_train,) or (num_train, num_classes) int64
+        or, of numeric targets, (num_train, 1) float64.
         Rows that become the parties' private records. Rows are float32 vectors, float32
         images (channels, height, width) or int64 token numbers (length,).
     x_public : (num_public, ...)
@@ -45,8 +46,9 @@ class Dataset:
         Rows that measure the models and nothing else.
     classes : tuple of str
         Name of each class index, or of each label of a multi-label task.
-    task : "single-label" or "multi-label"
-        With "multi-label", labels are -1 (unknown), 0 (no) and 1 (yes).
+    task : "single-label", "multi-label" or "regression"
+        With "multi-label", labels are -1 (unknown), 0 (no) and 1 (yes); with "regression"
+        they are numbers, and `classes` has the name of the target.
     y_public : optional
         Labels of the public rows, where these come from the same source as the others or
         have classes of their own.
@@ -60,22 +62,25 @@ class Dataset:
         Hash of what made rows of raw records; none if empty.
     schema : Schema, optional
         Declared columns by which rows were read.
+    target_range : pair of float, optional
+        Least and largest numeric target of public rows.
     """
 
     name: str
     x_train: Array
-    y_train: IntArray
+    y_train: Array
     x_public: Array
     x_test: Array
-    y_test: IntArray
+    y_test: Array
     classes: tuple[str, ...]
     task: Task = "single-label"
-    y_public: IntArray | None = None
+    y_public: Array | None = None
     groups: IntArray | None = None
     num_public_classes: int = 0
     understood: tuple[str, ...] = ()
     encoding: str = ""
     schema: Schema | None = None
+    target_range: tuple[float, float] | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -113,6 +118,8 @@ class Request:
         offer it to everybody: see `simulations.data.images`.
     label : str
         Column of a table that holds the class.
+    task : "auto", "classes" or "numbers"
+        What labels of a file are; by default what public ones look like.
     drop : str
         Columns of a table to drop, with commas between them.
     public : str
@@ -139,6 +146,7 @@ class Request:
     rng: np.random.RandomState
     data_dir: str = ""
     label: str = ""
+    task: str = "auto"
     drop: str = ""
     public: str = ""
     joint_classes: bool = False
@@ -210,6 +218,8 @@ def halves(num_rows: int, rng: np.random.RandomState) -> tuple[IntArray, IntArra
 
 
 MAX_DRAWS: Final = 10_000
+TENTHS: Final = 10
+"""Classes that numeric targets are dealt as."""
 
 
 Scheme: TypeAlias = Literal[
@@ -221,10 +231,11 @@ Scheme: TypeAlias = Literal[
 class Deal:
     """Rows to deal and how; each scheme reads the parameters that it knows."""
 
-    y: IntArray
+    y: Array
     """Class index of every row, (num_records,), or its labels of -1, 0 and 1, (num_records,
     num_classes). A row with several labels is dealt as one of its rarest positive label
-    (FedKD); rows without any form one more class, the last."""
+    (FedKD); rows without any form one more class, the last. Numbers, (num_records, 1), are
+    dealt as ten classes: the lowest tenth of them, and so on."""
     num_parties: int
     scheme: str
     """Name of a partitioner in `DEALERS`."""
@@ -277,8 +288,12 @@ def partition(deal: Deal) -> list[IntArray]:
     return [np.sort(part) for part in parts]
 
 
-def _dealt_classes(y: IntArray, num_classes: int) -> tuple[IntArray, int]:
+def _dealt_classes(y: Array, num_classes: int) -> tuple[IntArray, int]:
     """Return one class a row and the number of classes, also where rows have several labels."""
+    if y.dtype.kind == "f":
+        check_targets("partition", "y", y, len(y), 1, "regression")
+        edges = np.quantile(y[:, 0], np.arange(1, TENTHS) / TENTHS)
+        return np.searchsorted(edges, y[:, 0], side="right"), TENTHS
     if y.ndim == 1:
         check_labels("partition", "y", y, len(y), num_classes)
         return y, num_classes

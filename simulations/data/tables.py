@@ -680,7 +680,7 @@ def _require_classes(owner: str, label: str, numeric: Array, distinct: int) -> N
     kind = "" if whole else ", not all of them whole"
     raise InvalidData(
         f"{owner}: label must be a column of classes, got {label!r} with {distinct} different "
-        f"numbers{kind}. Regression on tables is not supported. Make classes of it first, "
-        f"such as quarters: table[{label!r}] = pandas.qcut(table[{label!r}], 4, "
+        f"numbers{kind}. To predict numbers, write --set task=numbers. Or make classes of it "
+        f"first, such as quarters: table[{label!r}] = pandas.qcut(table[{label!r}], 4, "
         "labels=['lowest', 'low', 'high', 'highest'])."
     )

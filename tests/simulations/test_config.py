@@ -110,7 +110,7 @@ def test_settings_cannot_change_and_can_be_compared_and_hashed() -> None:
         ("strategy", "fedxyz", "one of akd, avgkd"),
         ("partition", "random", "one of dirichlet, iid, by-label"),
         ("output_dir", "", "a folder"),
-        ("data", "imagenet", "one of digits, breast-cancer, adult, cod-rna, mnist"),
+        ("data", "imagenet", "one of digits, breast-cancer, diabetes, adult, cod-rna"),
         ("learner", "random-forest,trees", "one of random-forest, extra-trees"),
         ("learner", "random-forest,", "one of random-forest"),
         ("teacher", "random-forest", "omitted unless for fedkt"),

@@ -352,7 +352,7 @@ def test_words_that_look_like_numbers_stay_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (range(160), r"'class' with 160 different numbers. Regression .* pandas.qcut\("),
+        (range(160), r"'class' with 160 different numbers. .*task=numbers.* pandas.qcut\("),
         (np.arange(160) / 7, "different numbers, not all of them whole"),
         ([f"c{row}" for row in range(160)], "'class' with 160 different texts in 160 rows"),
     ],
@@ -363,7 +363,7 @@ def test_a_label_that_is_no_class_is_questioned(
     """Numbers to predict and ids are no classes; the sentence says what to do."""
     lines = [f"{row % 7},{label}" for row, label in enumerate(labels)]
     with pytest.raises(InvalidData, match=message):
-        load("\n".join(["x,class", *lines]), tmp_path)
+        load("\n".join(["x,class", *lines]), tmp_path, task="classes")
 
 
 # Rows without a label

@@ -338,6 +338,7 @@ class Codistillation(ModelRelay):
     """
 
     options_type = CodistillOptions
+    tasks: ClassVar[Sequence[Task]] = ("single-label", "regression")
     usual_rounds: ClassVar[int] = 3
     central: ClassVar[bool] = False
     party_learner_needs = (SoftLearner, PortableLearner)

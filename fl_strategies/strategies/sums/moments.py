@@ -105,6 +105,8 @@ class FedMomentsOptions(SumOptions):
         Parts of the records with sums of their own, by which features and penalty are chosen
         and probabilities calibrated; fewer where they would be too large. With noise there
         is one.
+    target_low, target_high : float, optional
+        Declared bounds of a numeric target; one alone has 0 at the other end.
     """
 
     owner: ClassVar[str] = "FedMoments"
@@ -123,6 +125,24 @@ class FedMomentsOptions(SumOptions):
         None, "of the squared weights; 0: by folds, or by the noise", above=0
     )
     num_folds: int = option(5, "parts of the records to choose by; 1: none", least=1, most=20)
+    target_low: float | None = option(
+        None, "least numeric target, declared; 0 with target-high: zero, or by public rows"
+    )
+    target_high: float | None = option(None, "largest; 0 with target-low: zero")
+
+    def __post_init__(self) -> None:
+        """Check each setting, then the declared bounds of targets."""
+        super().__post_init__()
+        low, high = self.target_low or 0.0, self.target_high or 0.0
+        known = self.target_bounds is None or low < high
+        self.require("target_high", known, f"above target_low={low:g}")
+
+    @property
+    def target_bounds(self) -> tuple[Array, Array] | None:
+        """Declared bounds of a numeric target, if there are any."""
+        if self.target_low is None and self.target_high is None:
+            return None
+        return np.array([self.target_low or 0.0]), np.array([self.target_high or 0.0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -483,7 +503,7 @@ class FedMoments(SumStrategy[SummedMoments]):
         Least and largest value of every column, declared and not taken from records. Then no
         public rows are needed; values outside are clipped.
     target_bounds : pair of arrays (num_targets,), optional
-        The same of numeric targets, which need them.
+        The same of numeric targets, which need them here or, of one target, in `options`.
     **settings
         See `SumStrategy`; `options` are `FedMomentsOptions`. The final model is linear in
         the features if `learner_fn` makes a `LinearLearner`, such as
@@ -527,7 +547,11 @@ class FedMoments(SumStrategy[SummedMoments]):
         target_bounds: tuple[Array, Array] | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
-        self.bounds, self.target_bounds = bounds, target_bounds
+        declared = None if options is None else options.target_bounds
+        twice = declared is not None and target_bounds is not None
+        rule = "omitted with target_low or target_high in options"
+        require(not twice, "FedMoments", "target_bounds", rule, target_bounds)
+        self.bounds, self.target_bounds = bounds, declared or target_bounds
         known = public is not None or bounds is not None
         require(known, "FedMoments", "bounds", "given where there are no public rows", None)
         own = options or self.options_type()
@@ -551,7 +575,8 @@ class FedMoments(SumStrategy[SummedMoments]):
     def _summarise(self) -> SummedMoments:
         owner, numeric = "FedMoments", self.task == "regression"
         declared = self.target_bounds is not None or not numeric
-        require(declared, owner, "target_bounds", "given for numeric targets", None)
+        rule = "given for numeric targets (settings target-low and target-high)"
+        require(declared, owner, "target_bounds", rule, None)
         low, high = (
             (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in self.target_bounds)
             if numeric and self.target_bounds is not None

@@ -247,6 +247,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     name: ClassVar[str] = "flower"
     flower_type: ClassVar[type[Strategy]] = flower_strategies.FedAvg
     options_type = WeightsOptions
+    tasks: ClassVar[Sequence[Task]] = ("single-label", "multi-label", "regression")
     takes: ClassVar[tuple[str, ...]] = (
         "num_classes",
         "learner_fn",
