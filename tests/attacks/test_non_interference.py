@@ -19,8 +19,18 @@ import clients.app
 from clients.app import FAILED, NO_BUDGET, client_app
 from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner
-from fl_strategies import FENS, REGISTRY, FedHistogram, FedKD, FedKT, FedMD, FedRegression
+from fl_strategies import (
+    FENS,
+    REGISTRY,
+    FedHistogram,
+    FedKD,
+    FedKT,
+    FedMD,
+    FedMoments,
+    FedRegression,
+)
 from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.features import FeatureMap
 from fl_strategies.learners import LearnerFactory
 from fl_strategies.party import role
 from fl_strategies.party.party import RecordForm, number_of_cell
@@ -30,6 +40,7 @@ from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.fedkd import FedKDParty
 from fl_strategies.strategies.fedkt import FedKTParty
 from fl_strategies.strategies.sums.histogram import Cells
+from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
@@ -108,6 +119,10 @@ def fedregression(learner_fn: LearnerFactory, **options: Any) -> FedRegression:
     return FedRegression.from_settings(**COMMON, learner_fn=learner_fn, **options)
 
 
+def fedmoments(learner_fn: LearnerFactory, **options: Any) -> FedMoments:
+    return FedMoments.from_settings(**COMMON, learner_fn=learner_fn, **options)
+
+
 def fedavg(learner_fn: LearnerFactory) -> FedAvg:
     return FedAvg(**COMMON, learner_fn=learner_fn)
 
@@ -155,6 +170,10 @@ NOISY: Mapping[str, Make] = {
     "fedregression L2": partial(
         fedregression, target_epsilon=1.0, num_components=2, accept_noise=True
     ),
+    "fedmoments L2": partial(fedmoments, target_epsilon=1.0, accept_noise=True),
+    "fedmoments L2 cosines": partial(
+        fedmoments, features="cosines", num_cosines=6, target_epsilon=1.0, accept_noise=True
+    ),
     "fedmd ldp labels": partial(fedmd, **LDP, noise="gumbel", gamma=0.5),
     "fedmd ldp softmax": partial(fedmd, **LDP, payload="softmax", sigma=1.0),
     "fedmd ldp logits": partial(
@@ -193,6 +212,9 @@ MAKERS: Mapping[str, Make] = {
     "fedkd noise": partial(fedkd, weights="uniform", gamma=0.1),
     "fedhistogram L1": partial(
         fedhistogram, privacy_level="L1", target_epsilon=9.0, num_cells=3, accept_noise=True
+    ),
+    "fedmoments central": partial(
+        fedmoments, privacy_level="central", target_epsilon=1.0, accept_noise=True
     ),
     "fedregression central": partial(
         fedregression,
@@ -470,7 +492,9 @@ def test_replies_depend_on_no_record_of_any_reader(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("setting", ["fedkt L2", "fedhistogram L2", "fedmd ldp softmax"])
+@pytest.mark.parametrize(
+    "setting", ["fedkt L2", "fedhistogram L2", "fedmoments L2", "fedmd ldp softmax"]
+)
 def test_replies_depend_on_no_record_by_any_way_in(
     setting: str, way: str, tmp_path: Path
 ) -> None:
@@ -480,7 +504,7 @@ def test_replies_depend_on_no_record_by_any_way_in(
 
 
 @pytest.mark.parametrize("way", ["list", "array", "frame"])
-@pytest.mark.parametrize("setting", ["fedhistogram", "fedregression"])
+@pytest.mark.parametrize("setting", ["fedhistogram", "fedregression", "fedmoments"])
 def test_one_record_moves_sums_of_whole_numbers_by_what_is_accounted(
     setting: str, way: str, tmp_path: Path
 ) -> None:
@@ -490,6 +514,12 @@ def test_one_record_moves_sums_of_whole_numbers_by_what_is_accounted(
     cells = {
         "fedhistogram": Cells.of_rows(PUBLIC.x, 3, NUM_CLASSES, rng, 8),
         "fedregression": Components.of_rows(PUBLIC.x, 2),
+        "fedmoments": SummedMoments(
+            FeatureMap.of_rows(PUBLIC.x).with_cosines(PUBLIC.x, 6, rng),
+            2,
+            np.empty(0),
+            np.empty(0),
+        ),
     }[setting]
     sums = []
     for last in (x[-1], [0.5, 0.5, 0.5]):
@@ -497,7 +527,8 @@ def test_one_record_moves_sums_of_whole_numbers_by_what_is_accounted(
         party = party_of(records, learner_fn=NETWORK)
         sums.append(cells.of_records(party.x, party.y, NUM_CLASSES, "single-label"))
 
-    moved = np.linalg.norm(np.subtract(*sums).astype(np.float64))
+    multiples = cells.multiples(NUM_CLASSES, "single-label")
+    moved = np.linalg.norm((np.subtract(*sums) * multiples).astype(np.float64))
     assert moved <= cells.moved(NUM_CLASSES, "single-label") + 1e-9
 
 

@@ -25,6 +25,7 @@ from clients.tabular.base import TabularLearner, require_array, require_names
 from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.forest import ForestLearner
 from clients.tabular.lightgbm import LightGBMLearner
+from clients.tabular.moments import MomentsLearner
 from clients.tabular.sklearn import SklearnLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util import Array, FloatArray, IntArray
@@ -102,11 +103,13 @@ def test_estimators_of_scikit_learn_pass(estimator: Any) -> None:
         lambda: LightGBMLearner(num_classes=4, num_rounds=2),
         lambda: BoostedTreesLearner(num_classes=4, num_rounds=2),
         lambda: ForestLearner(num_classes=4, num_trees=8),
+        lambda: MomentsLearner(num_classes=4, num_cosines=9),
+        lambda: MomentsLearner(num_classes=4, num_cosines=0),
     ],
-    ids=["xgboost", "lightgbm", "boosted-trees", "forest"],
+    ids=["xgboost", "lightgbm", "boosted-trees", "forest", "moments", "linear-moments"],
 )
-def test_learners_of_trees_pass(make: Callable[[], Any]) -> None:
-    """Boosted trees and forests keep the contract."""
+def test_learners_of_trees_and_moments_pass(make: Callable[[], Any]) -> None:
+    """Boosted trees, forests and moments keep the contract."""
     check_learner(make, num_classes=4)
 
 

@@ -39,6 +39,7 @@ NAMES = (
     "forest-scores",
     "kernel-ridge",
     "ridge",
+    "moments",
     "mlp",
 )
 

@@ -39,15 +39,16 @@ SETTINGS: dict[str, Value] = {
     "fedmd.epochs-initial": 2,
     "fedhistogram.num-records": 300,
     "fedregression.num-records": 300,
+    "fedmoments.num-records": 300,
 }
 NETWORKS: dict[str, Value] = {"learner": "mlp"}
 """Models that travel and can learn from scores, as most strategies need them."""
 QUICK = ("fedkd", "fedmd")
-ROUNDS = {"fedkt": 1, "fedkd": 1, "fedhistogram": 1, "fedregression": 1, "pfnm": 1}
+ONE_ROUND = ("fedkt", "fedkd", "fedhistogram", "fedregression", "fedmoments", "pfnm")
 
 
 def settings_of(strategy: str, output: Path) -> Settings:
-    rounds = ROUNDS.get(strategy, 2)
+    rounds = 1 if strategy in ONE_ROUND else 2
     change: dict[str, Value] = {} if strategy in QUICK else NETWORKS
     given = {"strategy": strategy, "num-server-rounds": rounds, "output-dir": str(output)}
     return Settings.from_run_config({**SETTINGS, **change, **given})

@@ -117,6 +117,11 @@ VARIANTS: Mapping[str, Variant] = {
     "avgkd": _variant("avgkd", rounds=2),
     "cronus": _variant("cronus", rounds=2),
     "ekd": _variant("ekd", rounds=3),
+    "fedmoments": _variant("fedmoments", features="products", num_products=2),
+    "fedmoments-l2": _variant("fedmoments", "tree", target_epsilon=9.0, accept_noise=True),
+    "fedmoments-central": _variant(
+        "fedmoments", privacy_level="central", target_epsilon=9.0, accept_noise=True
+    ),
     "fens": _variant("fens", aggregator="network", num_hidden=3, rounds=2),
     "pkd": _variant("pkd", rounds=2),
     "fedavg": _variant("fedavg", "network", rounds=2),

@@ -26,6 +26,7 @@ from clients import (
     ForestScores,
     KernelRidgeLearner,
     LightGBMLearner,
+    MomentsLearner,
     MultiLabelLearner,
     RandomFeaturesLearner,
     RidgeLearner,
@@ -110,6 +111,7 @@ LEARNERS: Mapping[str, Callable[[], Any]] = {
         ForestScores, RandomForestRegressor(n_estimators=2), num_classes=NUM_CLASSES
     ),
     "ridge": partial(RidgeLearner, num_classes=NUM_CLASSES),
+    "moments": partial(MomentsLearner, num_classes=NUM_CLASSES, num_cosines=6),
     "random-features": partial(RandomFeaturesLearner, num_classes=NUM_CLASSES, num_features=5),
     "kernel": partial(KernelRidgeLearner, num_classes=NUM_CLASSES, reveal_rows=True),
     "kernel-polynomial": partial(

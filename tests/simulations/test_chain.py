@@ -51,7 +51,9 @@ def test_a_run_reports_both() -> None:
     assert len(report["ledger"]["entries"]) >= 2
 
 
-@pytest.mark.parametrize("first", ["fedkd", "fedhistogram", "fedregression", "fedmd"])
+@pytest.mark.parametrize(
+    "first", ["fedkd", "fedhistogram", "fedregression", "fedmoments", "fedmd"]
+)
 def test_other_firsts_are_made(first: str) -> None:
     """Whatever model they usually end in, here it is one whose weights can be averaged."""
     given = {**SMALL, "strategy": first}

@@ -19,6 +19,7 @@ from fl_strategies import (
     FedKD,
     FedKT,
     FedMD,
+    FedMoments,
     FedRegression,
     KnowledgeStrategy,
     chain,
@@ -61,6 +62,8 @@ FIRST: dict[str, tuple[type[KnowledgeStrategy[Any]], dict[str, Any]]] = {
     "fedmd": (FedMD, {}),
     "fedhistogram": (FedHistogram, {"target_epsilon": 4.0, "accept_noise": True}),
     "fedregression": (FedRegression, {}),
+    "fedmoments": (FedMoments, {}),
+    "fedmoments L2": (FedMoments, L2),
 }
 
 
