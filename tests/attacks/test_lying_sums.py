@@ -1,4 +1,4 @@
-"""Parties that lie about sums or records in FedHistogram and FedRegression."""
+"""Parties that lie about sums or records in strategies on sums."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.app import client_app
-from fl_strategies import FedHistogram, FedRegression, Knowledge
+from fl_strategies import FedHistogram, FedMoments, FedRegression, Knowledge
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.features import FeatureMap
 from fl_strategies.learners import Task
 from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.sums.histogram import Cells, plausible_counts
+from fl_strategies.strategies.sums.moments import SummedMoments, _limited_products
 from fl_strategies.strategies.sums.regression import FARTHEST, Components, Ellipsoid
 from fl_strategies.strategies.sums.summary import PartySums
 from fl_strategies.wire import keys
@@ -35,6 +37,12 @@ from tests.toys import (
 
 NUM_PARTIES, NUM_RECORDS, TARGET = 10, 40, 2
 BOTH = [FedHistogram, FedRegression]
+ALL = [*BOTH, FedMoments]
+DETAIL: Mapping[Any, Mapping[str, Any]] = {
+    FedHistogram: {"num_cells": 6},
+    FedRegression: {"num_components": 2},
+    FedMoments: {},
+}
 TASKS: tuple[Task, ...] = ("single-label", "multi-label")
 LEVELS: Mapping[str, Mapping[str, Any]] = {
     "L0": {},
@@ -49,9 +57,8 @@ Lie = Callable[[Any, IntArray], tuple[IntArray, int]]
 
 def federation(kind: Any, level: str, **changes: Any) -> Any:
     common = {**common_options(NUM_PARTIES), "min_parties": NUM_PARTIES - 3}
-    detail = {"num_cells": 6} if kind is FedHistogram else {"num_components": 2}
     known = {"num_records": NUM_PARTIES * NUM_RECORDS}
-    return kind.from_settings(**{**common, **detail, **known, **LEVELS[level], **changes})
+    return kind.from_settings(**{**common, **DETAIL[kind], **known, **LEVELS[level], **changes})
 
 
 def run(strategy: Any, lie: Lie, liars: int = 1) -> dict[str, Any]:
@@ -100,7 +107,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_one_liar_of_ten_decides_nothing(kind: Any, level: str, attack: str) -> None:
     strategy = federation(kind, level)
 
@@ -109,7 +116,7 @@ def test_one_liar_of_ten_decides_nothing(kind: Any, level: str, attack: str) -> 
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.75
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_a_claim_of_many_records_is_cut_to_what_the_others_leave(kind: Any) -> None:
     """At most the median party's, if the number of all records is known; twice, if not."""
     claims = [PartySums(np.zeros(1, np.int64), n) for n in [NUM_RECORDS] * 9 + [10**6]]
@@ -164,6 +171,197 @@ def test_impossible_sums_cost_their_party_the_round(kind: Any, level: str, lie: 
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.75
 
 
+# Moments that no records have.
+
+MOMENTS = {
+    folds: SummedMoments(
+        FeatureMap.of_rows(PUBLIC).with_products(2).settled(), folds, np.empty(0), np.empty(0)
+    )
+    for folds in (1, 5)
+}
+
+
+def honest_moments(folds: int, num_records: int = NUM_RECORDS) -> IntArray:
+    own = toy_party(0, num_records=num_records)
+    return MOMENTS[folds].of_records(own.x, own.y, 3, "single-label")
+
+
+def parts_of(sums: IntArray) -> tuple[IntArray, IntArray]:
+    """Return views of targets and packed products, which change the sums."""
+    targets, _, packed = MOMENTS[len(sums)].split(sums, 3, "single-label")
+    return targets, packed
+
+
+def hollow(sums: IntArray) -> None:
+    """Keep what the constant makes known, and have no products of features."""
+    targets, packed = parts_of(sums)
+    size = targets.shape[1]
+    diagonal = np.cumsum([0, *range(size, 1, -1)])
+    targets[:, :-1, 0] += 3 * targets[:, -1:, 0]
+    targets[:, :-1, 1] -= 3 * targets[:, -1:, 0]
+    packed[:, diagonal[:-1]] = packed[:, diagonal[:-1]] // 10
+
+
+def opposed(sums: IntArray) -> None:
+    """Have targets against each other that no products of these records allow."""
+    targets, _ = parts_of(sums)
+    size = MOMENTS[len(sums)].features.constant * targets[:, -1].min() // 50
+    targets[:, 0, 0] += 5 * size
+    targets[:, 0, 1] -= 5 * size
+
+
+def half_a_record(sums: IntArray) -> None:
+    targets, _ = parts_of(sums)
+    targets[:, -1, 0] += 1
+    targets[:, -1, 1] -= 1
+
+
+def shared_energy(sums: IntArray) -> None:
+    """Let each class be as long as all records together allow, against another."""
+    targets, packed = parts_of(sums)
+    features = MOMENTS[len(sums)].features
+    number = int(packed[0, -1]) // features.constant**2
+    row = np.zeros(targets.shape[1], dtype=np.int64)
+    row[0], row[-1] = 240, features.constant
+    gram = number * np.outer(row, row)
+    gram[0, -1] = gram[-1, 0] = 0
+    counts = np.array([number // 2, number - number // 2, 0])
+    targets[:] = 0
+    targets[:, -1] = counts * features.constant
+    targets[:, 0, 0], targets[:, 0, 1] = 239 * counts[0], -239 * counts[0]
+    packed[:] = gram[np.triu_indices(len(gram))]
+
+
+@pytest.mark.parametrize(
+    ("break_", "folds"),
+    [(hollow, 1), (hollow, 5), (opposed, 1), (half_a_record, 1), (half_a_record, 5)],
+)
+def test_targets_that_products_do_not_allow_are_refused(break_: Any, folds: int) -> None:
+    """Though products alone, and targets alone, are those of some records."""
+    sums = honest_moments(folds)
+    assert MOMENTS[folds].possible(sums, NUM_RECORDS, "single-label")
+
+    break_(sums)
+
+    assert not MOMENTS[folds].possible(sums, NUM_RECORDS, "single-label")
+
+
+def test_records_at_two_opposite_places_have_the_most_that_classes_share() -> None:
+    """Two classes may be as far apart as all records are long, and not farther."""
+    sums = honest_moments(1)
+    shared_energy(sums)
+    assert MOMENTS[1].possible(sums, NUM_RECORDS, "single-label")
+    targets, _ = parts_of(sums)
+
+    targets[:, 0, 0] = 239 * targets[:, -1, 0] // MOMENTS[1].features.constant * 11 // 10
+    targets[:, 0, 1] = -targets[:, 0, 0]
+
+    assert not MOMENTS[1].possible(sums, NUM_RECORDS, "single-label")
+
+
+@pytest.mark.parametrize("value", [-(2**31), -(2**31) + 1, 2**31 - 1])
+@pytest.mark.parametrize("folds", MOMENTS)
+@pytest.mark.parametrize("claim", [NUM_RECORDS, 6000, 10**5])
+def test_a_claim_of_many_records_opens_no_door(value: int, folds: int, claim: int) -> None:
+    """Moments were once believed where a party claimed so many that some might be cut."""
+    honest = honest_moments(folds, num_records=claim)
+    for place in range(honest.shape[1]):
+        sums = honest.copy()
+        sums[0, place] = value
+        assert not MOMENTS[folds].possible(sums, claim, "single-label")
+    assert not MOMENTS[folds].possible(np.full_like(honest, value), claim, "single-label")
+
+
+@pytest.mark.parametrize("times", [1, 100, 1000, 50_000, 10**7])
+@pytest.mark.parametrize("folds", MOMENTS)
+@pytest.mark.parametrize("far", [1.0, 1e6])
+def test_moments_of_very_many_records_are_possible_though_cut(
+    times: int, folds: int, far: float
+) -> None:
+    own = toy_party(0)
+    summed = MOMENTS[folds].of_records(far * own.x, own.y, 3, "single-label")
+    sums = np.clip(times * summed, -(2**31) + 1, 2**31 - 1)
+
+    assert MOMENTS[folds].possible(sums, times * NUM_RECORDS, "single-label")
+    if times == 1:
+        assert not MOMENTS[folds].possible(sums, NUM_RECORDS + 1, "single-label")
+
+
+MOMENT_TASKS: list[tuple[Task, int]] = [
+    *(("single-label", 2), ("single-label", 4)),
+    *(("multi-label", 3), ("regression", 1), ("regression", 3)),
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(MOMENT_TASKS), st.sampled_from([1, 4, 20]))
+def test_moments_of_records_are_always_possible(
+    seed: int, kind: tuple[Task, int], folds: int
+) -> None:
+    """So that a refusal tells of no record: also of equal ones, far ones and single ones."""
+    (task, num_classes), rng = kind, np.random.default_rng(seed)
+    number, width = int(rng.integers(1, 60)), int(rng.integers(1, 6))
+    x = rng.standard_cauchy(size=(number, width)) * 10.0 ** rng.integers(-30, 30)
+    if rng.random() < 0.3:
+        x[:] = x[0]
+    y: Array = rng.integers(num_classes, size=number)
+    if task == "multi-label":
+        y = rng.integers(-1, 2, (number, num_classes))
+    elif task == "regression":
+        y = rng.normal(size=(number, num_classes)) * rng.choice([0.0, 1e-3, 1.0, 1e30])
+    made = FeatureMap.of_rows(rng.normal(size=(40, width))).with_cosines(None, 9, rng)
+    numeric = num_classes if task == "regression" else 0
+    summary = SummedMoments(made, folds, np.zeros(numeric), np.ones(numeric))
+
+    sums = summary.of_records(x, y, num_classes, task)
+
+    assert summary.possible(sums, number, task)
+    assert not summary.possible(sums, number + 1, task)
+    assert not summary.possible(1000 * sums, number, task)
+
+
+@pytest.mark.parametrize("lie", ["fewer records claimed", "twice the records", "millions"])
+@pytest.mark.parametrize("level", ["L0", "central"])
+def test_impossible_moments_cost_their_party_the_round(level: str, lie: str) -> None:
+    strategy = federation(FedMoments, level)
+
+    run(strategy, IMPOSSIBLE[lie])
+
+    (reason,) = strategy.rejected_.values()
+    assert "sums without noise must be those of" in reason
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.75
+
+
+def test_products_beyond_the_noise_are_cut() -> None:
+    """Every direction, and all of them together; plausible ones are left alone."""
+    rng, size, noise, longest = np.random.default_rng(0), 30, 7000.0, 256.0
+    deviations = np.where(np.eye(size), noise / 5, noise / 7)
+    draws = np.triu(rng.normal(size=(size, size)) * deviations)
+    plain = np.rint(draws + np.triu(draws, 1).T).astype(np.int64)
+    high, low, many = plain.copy(), plain.copy(), plain.copy()
+    high[0, 0] += 10**8
+    low[0, 0] -= 10**8
+    many[np.diag_indices(size)] += 2 * 10**6
+
+    room = 2 * noise / 7 * math.sqrt(size) + 6 * noise / 5
+    assert _limited_products(plain, 40, longest, noise) is plain
+    cut = np.linalg.eigvalsh(_limited_products(high, 40, longest, noise))
+    assert cut[-1] <= 40 * longest**2 + room
+    assert np.linalg.eigvalsh(_limited_products(low, 40, longest, noise))[0] >= -room
+    total = np.trace(_limited_products(many, 40, longest, noise))
+    assert total < 1.1 * 40 * longest**2 + size * room
+
+
+def test_naming_one_class_for_all_is_no_evidence() -> None:
+    """Three of ten call all their records one class; honest parties of one class count."""
+    strategy = federation(FedMoments, "L0")
+
+    run(strategy, targeted(1), liars=3)
+
+    assert strategy.outliers_ == (0, 1, 2)
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
+
+
 @pytest.mark.parametrize("claim", [0, -1, True, 2.0, "40", 2**41])
 def test_a_claim_is_a_number_of_records(claim: Any) -> None:
     sums = np.zeros((3, 3), np.int32)
@@ -206,6 +404,7 @@ def test_sums_of_very_many_records_are_possible_though_cut() -> None:
 
 def in_grains(strategy: Any, part: Array) -> IntArray:
     """Return a limited part in the noise's units, as it is added up."""
+    part = part * strategy._summary.multiples(3, "single-label")
     low = np.floor(part).astype(np.int64)
     mechanism = strategy._mechanism
     units = mechanism.in_units(part - low) if part.dtype.kind == "f" else 0
@@ -214,7 +413,7 @@ def in_grains(strategy: Any, part: Array) -> IntArray:
 
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 2**32), st.sampled_from([0.01, 2.0]), st.sampled_from([1.0, 0.7, 0.123]))
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_limits_bring_no_neighbours_farther_apart_than_is_charged(
     kind: Any, seed: int, epsilon: float, part: float
 ) -> None:
@@ -321,14 +520,15 @@ def test_a_projection_is_the_nearest_plausible_point(seed: int, noise: float) ->
 # Noise of parties.
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_noise_alone_reaches_no_limit(kind: Any) -> None:
     """Honest sums with noise are as they are, a hundred draws of them."""
     strategy = federation(kind, "L2", target_epsilon=1.0)
     own, mechanism = toy_party(0), strategy._mechanism
     sums = strategy._summary.of_records(own.x, own.y, 3, "single-label")
+    multiples = strategy._summary.multiples(3, "single-label")
     for _ in range(100):
-        noisy = np.rint(mechanism.release(sums).values).astype(np.int64)
+        noisy = np.rint(mechanism.release(sums * multiples).values / multiples).astype(np.int64)
         assert strategy._limited(PartySums(noisy, NUM_RECORDS), NUM_RECORDS) is noisy
 
 
@@ -352,7 +552,7 @@ def test_counts_beyond_the_noise_are_cut() -> None:
 
 
 @pytest.mark.parametrize("level", ["L0", "L2"])
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_three_of_ten_that_contradict_the_others_are_not_counted(kind: Any, level: str) -> None:
     """Where nothing is promised, or noise was added before; unless nobody is to be judged."""
     strategy = federation(kind, level, **({"target_epsilon": 30.0} if level == "L2" else {}))
@@ -367,7 +567,7 @@ def test_three_of_ten_that_contradict_the_others_are_not_counted(kind: Any, leve
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_honest_parties_are_all_counted(kind: Any, level: str) -> None:
     strategy = federation(kind, level)
     metrics = run(strategy, permuted(1), liars=0)

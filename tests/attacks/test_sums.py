@@ -1,4 +1,4 @@
-"""FedHistogram and FedRegression among hostile servers, hostile parties and curious ones."""
+"""Strategies on sums among hostile servers, hostile parties and curious ones."""
 
 import math
 import tracemalloc
@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.app import client_app
-from fl_strategies import REGISTRY, FedHistogram, FedRegression, Knowledge, Party
+from fl_strategies import REGISTRY, FedHistogram, FedMoments, FedRegression, Knowledge, Party
 from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, RunFailed
+from fl_strategies.features import FeatureMap
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.strategies.sums.histogram import Cells
+from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
 from fl_strategies.wire import keys
@@ -30,14 +32,24 @@ from tests.attacks.interference import NEIGHBOURS, ORDINARY, Records
 from tests.kept import Killed, MortalGrid, journal_of
 from tests.toys import PUBLIC, common_options, load_toy_party, load_with, toy_party
 
-BOTH = [FedHistogram, FedRegression]
+ALL = [FedHistogram, FedRegression, FedMoments]
 ROLES = {
     "cells": REGISTRY["fedhistogram"].party,
     "components": REGISTRY["fedregression"].party,
+    "moments": REGISTRY["fedmoments"].party,
 }
+SUMMARIES: dict[str, Any] = {"cells": Cells, "components": Components, "moments": SummedMoments}
 SENT: dict[str, dict[str, Array]] = {
     "cells": Cells.of_rows(PUBLIC, 6, 2, np.random.default_rng(0)).to_arrays(),
     "components": Components.of_rows(PUBLIC, 2).to_arrays(),
+    "moments": SummedMoments(
+        FeatureMap.of_rows(PUBLIC)
+        .with_cosines(PUBLIC, 6, np.random.default_rng(0))
+        .for_records(100, scale=100.0),
+        1,
+        np.empty(0),
+        np.empty(0),
+    ).to_arrays(),
 }
 APP = client_app(load_toy_party)
 
@@ -86,10 +98,32 @@ CENTRES = [
 ]
 
 
+WRONG_MOMENTS: list[dict[str, Array]] = [
+    *({"waves": turn} for turn in TURNS),
+    # Features need not be fewer than values.
+    *({"turn": turn} for turn in TURNS if turn.shape not in ((2, 0), (2, 3))),
+    *({"folds": np.array([value], np.int32)} for value in (-1, 0, 21, 2**31 - 1)),
+    *({"folds": folds} for folds in (np.array([1]), np.array(1, np.int32), np.ones(1, bool))),
+    *({"levels": np.array([value], np.int32)} for value in (-(2**31), 0, 15, 257)),
+    *({"height": np.ones(number, np.float32)} for number in (0, 5, 7, 10**5)),
+    {"pairs": np.array([[0, 2]], np.int32), "products": np.ones(1, np.float32)},
+    {"pairs": np.array([[-1, 0]], np.int32), "products": np.ones(1, np.float32)},
+    {"target-centre": np.zeros(3), "target-reach": np.ones(3)},
+    {"target-centre": np.zeros(3), "target-reach": np.zeros(3)},
+    {"target-centre": np.zeros(0, np.float32)},
+    {"target-reach": np.ones(1)},
+    {"more": np.zeros(1, np.float32)},
+    # As many features as a map may have, and more sums than noise may be drawn for.
+    {"turn": np.zeros((2, 2**12 - 9), np.float32)},
+    {"turn": np.zeros((2, 1500), np.float32)},
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        *((kind, change) for kind in ROLES for change in WRONG),
+        *((kind, change) for kind in ("cells", "components") for change in WRONG),
+        *(("moments", change) for change in WRONG_MOMENTS),
         *(
             ("cells", {"centres": c if isinstance(c, np.ndarray) else np.zeros(c, np.float32)})
             for c in CENTRES
@@ -107,7 +141,9 @@ def test_other_arrays_are_refused_before_anything_is_paid(
     if kind == "cells" and "turn" in change and change["turn"].ndim == 2:
         sent["centres"] = np.ones((1, 3, change["turn"].shape[1]), np.float32)
 
-    with pytest.raises(KnowledgeMismatch, match=f"Server: {kind} must be mean"):
+    rules = {"moments": r"(features|moments|bounds of targets) must "}
+    rule = rules.get(kind, f"{kind} must be mean")
+    with pytest.raises(KnowledgeMismatch, match=f"Server: {rule}"):
         answer(kind, sent, replace(party, journal=journal))
 
     assert journal.entries() == []
@@ -118,7 +154,10 @@ def test_other_arrays_are_refused_before_anything_is_paid(
 @pytest.mark.filterwarnings("error")
 def test_extreme_arrays_change_nothing_about_the_price(kind: str, size: float) -> None:
     """Whatever they are, a record has one place, and the length of its features an end."""
-    sent = {name: np.full_like(array, size) for name, array in SENT[kind].items()}
+    sent = {
+        name: np.full_like(array, size) if array.dtype == np.float32 else array
+        for name, array in SENT[kind].items()
+    }
     first = answer(kind, sent)[1][keys.EPSILON_EXAMPLE]
 
     assert first == answer(kind, SENT[kind])[1][keys.EPSILON_EXAMPLE]
@@ -136,10 +175,14 @@ def test_few_bytes_cannot_fill_a_partys_memory(kind: str) -> None:
         "turn": np.ones((width, 1), np.float32),
         "centres": np.ones((64, 1, 1), np.float32),
     }
-    summary = {"cells": Cells, "components": Components}[kind]
     own = {name: array for name, array in sent.items() if kind == "cells" or name != "centres"}
+    if kind == "moments":
+        own = dict(FeatureMap.of_bounds(-np.ones(width), np.ones(width)).to_arrays())
+        own |= {"columns": np.zeros(0, np.float32), "turn": sent["turn"]}
+        own |= {"folds": np.array([20], np.int32)}
+        own |= {"target-centre": np.zeros(0), "target-reach": np.zeros(0)}
     tracemalloc.start()
-    summary.from_arrays(own, width).of_records(x, y, num_classes, "single-label")
+    SUMMARIES[kind].from_arrays(own, width).of_records(x, y, num_classes, "single-label")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -187,7 +230,9 @@ def test_what_is_drawn_is_what_is_charged(
         drawn[0].l2_sensitivity,
         1,
     )
-    assert event.l2_sensitivity >= (math.sqrt(2) if kind == "cells" else 512)  # type: ignore[attr-defined]
+    levels = float(SENT["moments"]["levels"][0])
+    least = {"cells": math.sqrt(2), "components": 512, "moments": 5 * 4.5**0.5 * levels**2}
+    assert event.l2_sensitivity >= least[kind]  # type: ignore[attr-defined]
     assert not event.seeded
 
 
@@ -227,7 +272,7 @@ def test_other_settings_are_refused(kind: str, given: Any, drawn: list[GaussianS
     assert drawn == []
 
 
-@pytest.mark.parametrize("kind", ROLES)
+@pytest.mark.parametrize("kind", ["cells", "components"])
 def test_a_party_with_numbers_to_learn_takes_no_part(kind: str) -> None:
     """Even if the server calls them by their name."""
     party = toy_party(0)
@@ -249,7 +294,7 @@ def test_a_party_with_numbers_to_learn_takes_no_part(kind: str) -> None:
         ({"target-epsilon": 8.0}, "budget does not allow"),
     ],
 )
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_a_careful_party_answers_with_its_own_noise_only(
     kind: Any, given: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +310,86 @@ def test_a_careful_party_answers_with_its_own_noise_only(
         run_local(strategy, app, 2)
 
 
+BOUNDS: list[tuple[list[float], list[float]]] = [
+    ([], []),
+    ([0.0], [1.0]),
+    ([0.0] * 3, [1.0] * 3),
+    ([0.0] * 2, [0.0, 1.0]),
+    ([0.0] * 2, [-1.0, 1.0]),
+    ([0.0, np.nan], [1.0] * 2),
+    ([0.0] * 2, [np.inf, 1.0]),
+]
+
+
+def numeric_party(y: Array) -> Party:
+    numbers = {"y": y, "task": "regression", "num_classes": y.shape[1]}
+    return replace(toy_party(0), **numbers, y_test=None, x_test=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("centre", "reach"), BOUNDS, ids=str)
+def test_bounds_of_other_targets_are_refused(centre: list[float], reach: list[float]) -> None:
+    party = numeric_party(np.ones((40, 2)))
+    sent = {"target-centre": np.array(centre), "target-reach": np.array(reach)}
+
+    with pytest.raises(KnowledgeMismatch, match=r"Server: (moments|bounds of targets) must"):
+        answer("moments", {**SENT["moments"], **sent}, party)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("centre", [0.0, 1.7e308, -1.7e308, 5e-324])
+@pytest.mark.parametrize("reach", [5e-324, 1e-300, 1.0, 1.7e308])
+def test_extreme_bounds_of_targets_change_nothing_about_the_price(
+    centre: float, reach: float
+) -> None:
+    """Nor does a target: beyond bounds it is at them, and nothing warns of it."""
+    sent = {"target-centre": np.full(2, centre), "target-reach": np.full(2, reach)}
+    prices = set()
+    for value in (0.0, 1e30, -1e30, 5e-324):
+        party = numeric_party(np.full((40, 2), value))
+        prices.add(
+            answer("moments", {**SENT["moments"], **sent}, party)[1][keys.EPSILON_EXAMPLE]
+        )
+
+    assert len(prices) == 1
+    assert prices.pop() <= 1
+
+
 # A hostile party.
+
+
+@pytest.mark.parametrize("level", ["L1", "L2", "central", "L0"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sums: sums.astype(np.int64),
+        lambda sums: sums.astype(np.float32),
+        lambda sums: sums.astype(">i4"),
+        lambda sums: sums[:, :-1],
+        lambda sums: sums[0],
+        lambda sums: np.vstack([sums, sums]),
+    ],
+)
+def test_moments_of_another_shape_or_type_are_refused(change: Any, level: str) -> None:
+    noise = {"target_epsilon": 1.0, "accept_noise": True, "privacy_level": level}
+    strategy = FedMoments.from_settings(**common_options(4), **(noise if level != "L0" else {}))
+    sums = np.zeros(strategy._shape, np.int32)
+
+    with pytest.raises(KnowledgeMismatch, match="Reply: "):
+        strategy.check(Knowledge("sums", {"sums": change(sums)}, {keys.NUM_EXAMPLES: 40}))
+
+
+@pytest.mark.parametrize("value", [-(2**31), 2**31 - 1, DIRECTION, 1])
+def test_moments_of_a_party_are_no_longer_than_others(value: int) -> None:
+    """At the party level: a direction is at most of the length of all others."""
+    noise = {"target_epsilon": 1.0, "accept_noise": True, "privacy_level": "L1"}
+    strategy = FedMoments.from_settings(**common_options(4), **noise)
+    sums = np.zeros(strategy._shape, np.int32)
+    sums[0, 0] = DIRECTION
+    sums[0, -1] = value
+
+    with pytest.raises(KnowledgeMismatch, match="Reply: sums must be at most"):
+        strategy.check(Knowledge("sums", {"sums": sums}))
+
 
 FLOODS = [
     *(np.full((3, 3), value, np.int32) for value in (-(2**31), 2**31 - 1)),
@@ -275,7 +399,7 @@ FLOODS = [
 ]
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", [FedHistogram, FedRegression])
 @pytest.mark.parametrize("sums", FLOODS, ids=lambda a: f"{a.dtype} {a.shape} {a.sum()}")
 def test_no_party_outweighs_another_at_the_party_level(kind: Any, sums: Array) -> None:
     """Longer than all others by one, or no sums at all: the reply is rejected."""
@@ -298,7 +422,7 @@ def test_a_party_pays_before_it_looks(
 
     party = toy_party(0)
     journal = journal_of(party, tmp_path)
-    monkeypatch.setattr({"cells": Cells, "components": Components}[kind], "of_records", killed)
+    monkeypatch.setattr(SUMMARIES[kind], "of_records", killed)
     with pytest.raises(KeyboardInterrupt):
         answer(kind, SENT[kind], replace(party, journal=journal))
 
@@ -326,7 +450,7 @@ def test_replies_of_regression_depend_on_no_record(
 
 
 @pytest.mark.parametrize("level", ["L1", "central"])
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_what_a_trusted_server_publishes_depends_on_sums_by_noise_alone(
     kind: Any, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +472,7 @@ def priced(kind: Any, level: str, **options: Any) -> Any:
     return kind.from_settings(**{**common, "privacy_level": level, **options})
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("level", ["L1", "central"])
 def test_no_epsilon_stands_beside_another_delta(kind: Any, level: str) -> None:
     """The server's figures are at its own delta, whatever parties tell."""
@@ -361,7 +485,7 @@ def test_no_epsilon_stands_beside_another_delta(kind: Any, level: str) -> None:
         assert metrics[keys.DELTA_PARTY] == 1e-3
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize(("level", "releases"), [("L1", 1), ("central", 1), ("L2", 2)])
 def test_parties_that_are_asked_again_have_released_again(
     kind: Any, level: str, releases: int, tmp_path: Path
@@ -377,7 +501,7 @@ def test_parties_that_are_asked_again_have_released_again(
     assert sum(count for _, count in resumed.ledger_.entries) == releases
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize(("level", "releases"), [("L1", 0), ("central", 0), ("L2", 1)])
 def test_a_round_that_fails_costs_what_has_left(kind: Any, level: str, releases: int) -> None:
     """The others' sums at L2; nothing where the server would have added the noise."""

@@ -426,9 +426,13 @@ def _has_no_negative_direction(
     all that they are a product of.
     """
     kept = np.diag(gram) < LARGEST_SUM
-    kept &= (np.abs(gram[:, kept]) < LARGEST_SUM).all(axis=1)
-    columns = (np.abs(targets[kept]) < LARGEST_SUM).all(axis=0) & (energies > 0)
     own = gram[np.ix_(kept, kept)].astype(np.float64)
+    cut = np.abs(targets[kept]) >= LARGEST_SUM
+    # No product is larger than the root of that of its two squares.
+    large = np.sqrt(np.maximum(np.outer(np.diag(own), energies), 0.0)) >= LARGEST_SUM
+    if (np.abs(own) >= LARGEST_SUM).any() or (cut & ~large).any():
+        return False
+    columns = ~cut.any(axis=0) & (energies > 0)
     shift = _TOLERANCE * max(float(np.trace(own)), 1.0) * len(own)
     try:
         root = np.linalg.cholesky(own + shift * np.eye(len(own)))
@@ -709,8 +713,11 @@ class FedMoments(SumStrategy[SummedMoments]):
         """
         own = self._summary.read(np.asarray(sums), self.num_classes, self.task).all
         constant = self._summary.features.constant
-        # Of products with the constant, which have least to do with the noise on targets.
-        of_count = noise / (_DIAGONAL * constant**2)
+        multiple = int(self._summary.multiples(self.num_classes, self.task)[0, 0])
+        of_count = noise / (multiple * constant * self._summary.target_unit(self.task))
+        if self._one_score:
+            # Half of what all records have, of products, and of what classes differ by.
+            of_count = math.hypot(of_count, noise / (_DIAGONAL * constant**2)) / 2
         if self.task == "single-label":
             points = moments.class_sums(own, self.num_classes)
             counts = points[-1] * (self._summary.features.levels / constant)
