@@ -193,7 +193,7 @@ class Statistics:
                         words,
                         _figure(self.present[group, at], ".0f"),
                         _figure(100 * self.missing[group, at], ".1f"),
-                        *(_figure(figure, ".4g") for figure in (*figures, *own)),
+                        *(_figure(figure, ".5g") for figure in (*figures, *own)),
                     ]
                 )
         return found

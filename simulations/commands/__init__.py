@@ -21,6 +21,10 @@ COMMANDS: Final = MappingProxyType(
         ),
         "compare": ("experiments", "run all strategies that fit the data; say which to take"),
         "curve": ("experiments", "accuracy against epsilon for all private strategies"),
+        "describe": (
+            "describe",
+            "statistics of a table whose rows are dealt to parties, before any model",
+        ),
         "report": ("run", "make the page of a run again, or one that compares several runs"),
         "config": (
             "run",

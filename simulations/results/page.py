@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from fl_strategies._util import import_library
+from fl_strategies.aggregation.statistics import HEADER, Statistics
 from fl_strategies.privacy.accountant import chance_in_clear
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger, describe_releases
@@ -193,6 +194,29 @@ def comparison_page(runs: Mapping[str, Report]) -> str:
                 for key in known
                 if len({str(one.get(key, "-")) for one in settings}) > 1
             ],
+        )
+    )
+    return html
+
+
+def statistics_page(
+    found: Statistics, *, title: str, opening: str, statement: str, pictures: Mapping[str, str]
+) -> str:
+    """Return the page of statistics of columns; pictures are addresses by their titles."""
+    groups = zip(found.groups, found.counts.tolist(), strict=True)
+    likely = f"Noise has a deviation of {found.noise:.3g}." if found.noise else ""
+    html: str = (
+        _templates()
+        .get_template("statistics")
+        .render(
+            title=title,
+            opening=opening,
+            statement=statement.splitlines(),
+            groups=[Bar(name, count, f"{count:.0f}") for name, count in groups],
+            note=likely,
+            header=HEADER,
+            rows=found.rows(),
+            pictures=pictures,
         )
     )
     return html

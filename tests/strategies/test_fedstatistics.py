@@ -400,7 +400,7 @@ def test_the_table_and_json_say_the_same() -> None:
     assert text[0].split()[:3] == ["column", "group", "count"]
     assert len(text) == 1 + len(found.columns) * len(found.groups)
     assert text[1].split()[:2] == ["alcohol", "all"]
-    assert f"{found.means[0, 0]:.4g}" in text[1]
+    assert f"{found.means[0, 0]:.5g}" in text[1]
     assert told["means"][0][0] == found.means[0, 0]
     assert told["survival"] is None
     assert told["quartiles"][0][0][1] == pytest.approx(found.quantiles()[0, 0, 1])
