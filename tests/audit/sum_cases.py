@@ -1,6 +1,6 @@
 """Broken mechanisms for sums, and the worst neighbours, whose sums are written down by hand."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +13,7 @@ from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source, disc
 from fl_strategies.strategies.sums import SumPrivacy
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.statistics import NUMBER, Tally
 from fl_strategies.strategies.sums.summary import Summary
 from tests.audit.mechanisms import SIGNIFICANCE, AuditResult
 
@@ -79,7 +80,7 @@ BROKEN: dict[Any, set[str]] = {
 
 
 class Case(NamedTuple):
-    """Neighbouring records, and what they sum up to."""
+    """Neighbouring records, and what they sum up to, multiplied as noise needs it."""
 
     summary: Summary
     num_classes: int
@@ -97,6 +98,22 @@ CELLS = Cells(np.zeros(2), np.eye(2), np.array([[[0.0, 0.0], [3.0, 0.0], [0.0, 3
 COMPONENTS = Components(np.zeros(2), np.eye(2))
 
 
+PRODUCTS = Tally(
+    num_values=2,
+    low=np.full(2, -1.0),
+    high=np.ones(2),
+    kinds=np.array([NUMBER, NUMBER]),
+    gaps=np.full(2, -1),
+    levels=8,
+    digits=1,
+    num_bins=2,
+    num_times=2,
+)
+"""Two numbers: the constant is 12, whose square weighs 5, and 7 times 12 each value."""
+TIMES = replace(PRODUCTS, correlations=False, time=0, event=1)
+"""Squares alone, and times that end by an event where the other number is at least a half."""
+
+
 def rows(*own: float) -> Array:
     """Return two records at the origin, and the one that makes the difference."""
     return np.array([[0.0, 0.0], [0.0, 0.0], own])
@@ -106,6 +123,16 @@ def outer(features: list[int], code: list[int]) -> IntArray:
     return np.outer(features, code)
 
 
+def tally(first: list[int], second: list[int]) -> IntArray:
+    """Return sums of one record at the origin, and of two by steps of values and bins."""
+    values, products, bins = second[:2], second[2:5], second[5:]
+    steps = [1440, *(672 * value for value in values), *products, *(961 * n for n in bins)]
+    return np.array([[first, steps]])
+
+
+ONE = [128, 0, 0, 0, 0, 0, 128, 0, 128, 0, 0, 181, 0]
+TWO = [256, 64, 64, 64, 64, 0, 256, 0, 256, 0, 0, 181, 181]
+"""Counts, values, squares, bins of each number, and times without and with an event."""
 CASES = {
     "histogram": Case(
         CELLS,
@@ -155,6 +182,25 @@ CASES = {
         (rows(FAR, 0), rows(FAR, 0)),
         (np.array([[1, 0], [0, 1], [1, 1]]), np.array([[1, 0], [0, 1], [0, 0]])),
         (outer([SIDE, 0, CONSTANT], [1, 1]), outer([SIDE, 0, CONSTANT], [-1, -1])),
+    ),
+    "products of columns": Case(
+        PRODUCTS,
+        2,
+        "single-label",
+        (rows(FAR, FAR), rows(-FAR, -FAR)),
+        (np.array([0, 1, 1]), np.array([0, 1, 1])),
+        (
+            tally([720, 0, 0, 0, 0, 0, 0, 961, 0, 961], [1, 1, 320, 448, 320, 0, 2, 0, 2]),
+            tally([720, 0, 0, 0, 0, 0, 0, 961, 0, 961], [-1, -1, 320, 448, 320, 1, 1, 1, 1]),
+        ),
+    ),
+    "times of an event": Case(
+        TIMES,
+        2,
+        "single-label",
+        (rows(FAR, FAR), rows(FAR, FAR)),
+        (np.array([0, 1, 1]), np.array([0, 1, 0])),
+        (np.array([[ONE, TWO]]), np.array([[TWO, ONE]])),
     ),
 }
 

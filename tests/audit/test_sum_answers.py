@@ -1,4 +1,4 @@
-"""A party's whole answer of FedHistogram and FedRegression, audited through its role."""
+"""A party's whole answer of strategies that send sums, audited through its role."""
 
 from typing import Any
 
@@ -11,9 +11,11 @@ from fl_strategies._util import Array, content_hash
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy import noise
 from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source
-from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY
+from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, STATISTICS_PARTY
 from fl_strategies.strategies.sums import party as party_side
 from fl_strategies.strategies.sums.histogram import Cells
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.statistics import Tally
 from fl_strategies.wire import keys
 from tests.audit.mechanisms import AuditResult, audit_sums
 from tests.audit.sum_cases import (
@@ -28,13 +30,13 @@ from tests.toys import CentroidLearner
 
 pytestmark = pytest.mark.slow
 RUNS, EPSILON = 1500, 2.0
+ROLES = {Cells: HISTOGRAM_PARTY, Components: REGRESSION_PARTY, Tally: STATISTICS_PARTY}
 
 
 def audit_answers(name: str) -> AuditResult:
     """Audit what a party's role answers, many times."""
     case = CASES[name]
-    histogram = isinstance(case.summary, Cells)
-    role = HISTOGRAM_PARTY if histogram else REGRESSION_PARTY
+    role = ROLES[type(case.summary)]
     public = np.ones((5, 2))
     config = ConfigRecord(
         {
@@ -58,7 +60,7 @@ def audit_answers(name: str) -> AuditResult:
         for x, y in zip(case.x, case.y, strict=True)
     ]
     received, dither = (
-        Knowledge("cells" if histogram else "components", case.summary.to_arrays()),
+        Knowledge(case.summary.kind, case.summary.to_arrays()),
         seeded(),
     )
 
@@ -68,7 +70,9 @@ def audit_answers(name: str) -> AuditResult:
             for _ in range(size)
         ]
         # What was rounded last becomes continuous again, as the exact chances are.
-        return np.stack(answers) + dither.uniform(-0.5, 0.5, (size, *answers[0].shape))
+        multiples = case.summary.multiples(case.num_classes, case.task)
+        steps = dither.uniform(-0.5, 0.5, (size, *answers[0].shape))
+        return np.asarray((np.stack(answers) + steps) * multiples)
 
     mechanism = calibrated(case.summary.moved(case.num_classes, case.task), EPSILON)
     return audit_sums(mechanism, case.exact, draw, runs=RUNS)

@@ -3,6 +3,7 @@
 Seeds are fixed, so nothing depends on luck.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.sums import party, server
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import LEVELS, Components
+from fl_strategies.strategies.sums.statistics import Tally
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, direction
 from tests.audit.mechanisms import AuditResult, audit, audit_sums
 from tests.audit.sum_cases import (
@@ -66,7 +68,8 @@ def audit_records(name: str, kind: type[GaussianSums] = GaussianSums) -> AuditRe
     shared = case.num_classes, case.task
     right = calibrated(case.summary.moved(*shared))
     mechanism = kind(scale=right.scale, l2_sensitivity=right.l2_sensitivity, unit="example")
-    sums = [case.summary.of_records(x, y, *shared) for x, y in zip(case.x, case.y, strict=True)]
+    pairs, multiples = zip(case.x, case.y, strict=True), case.summary.multiples(*shared)
+    sums = [case.summary.of_records(x, y, *shared) * multiples for x, y in pairs]
     rng = seeded()
 
     def draw(side: int, size: int) -> Array:
@@ -86,7 +89,9 @@ def test_sums_of_neighbouring_records_keep_the_claim(name: str) -> None:
     assert result.lower_bound > 0.5 * result.claimed_epsilon
 
 
-@pytest.mark.parametrize("name", ["histogram", "components of two classes"])
+@pytest.mark.parametrize(
+    "name", ["histogram", "components of two classes", "products of columns"]
+)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_wrong_noise_of_a_party_is_caught(kind: Any, name: str) -> None:
     """Whatever is summed up."""
@@ -95,8 +100,9 @@ def test_wrong_noise_of_a_party_is_caught(kind: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_distance_too_short_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One count instead of two, or the length of features instead of twice that."""
+    """One count instead of two, the length of features, or one part of two or three."""
     monkeypatch.setattr(Cells, "moved", lambda *_: 1.0)
+    monkeypatch.setattr(Tally, "moved", lambda self, *_: math.sqrt(self._moved_values))
     monkeypatch.setattr(Components, "moved", lambda self, *_: self.longest)
 
     assert "attack" in caught_by(audit_records(name))
@@ -175,7 +181,7 @@ def audit_l1(kind: Any, make: Callable[[Any], Any] = lambda m: m) -> AuditResult
 
     def draw(side: int, size: int) -> Array:
         stacks = [np.broadcast_to(s, (size, *s.shape)) for s in checked[side]]
-        return np.asarray(own.strategy._total(stacks))
+        return np.asarray(own.strategy._total(stacks, "sums"))
 
     return audit_sums(mechanism, own.exact, draw, runs=RUNS)
 
