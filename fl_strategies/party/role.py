@@ -397,8 +397,8 @@ def check_encoding(party: Party, config: ConfigRecord) -> None:
     if asked != held:
         raise KnowledgeMismatch(
             f"{party.owner}: encoding must be the server's ({_encoding_shown(asked)}), got "
-            f"{_encoding_shown(held)}. Give server and parties the same encoder, in the same "
-            "version, or none to all."
+            f"{_encoding_shown(held)}. Give server and parties the same schema, or the same "
+            "encoder, in the same version, or none to all."
         )
 
 

@@ -73,6 +73,10 @@ def _sorted_forms(party: Party) -> tuple[list[str], dict[str, list[str]]]:
     allowed: list[str] = []
     refused: dict[str, list[str]] = {}
     for form, config in questions(party):
+        name = form.partition(" ")[0]
+        if not len(party.public) and name in REGISTRY and REGISTRY[name].strategy.needs_public:
+            refused.setdefault("public rows must be given (public-file)", []).append(form)
+            continue
         try:
             check_question(asked, ROLES[role_of(config, ROLES)], config)
         except RequestRefused as error:

@@ -27,8 +27,16 @@ from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.data.encoded import Encoding, check_encoder
+from simulations.data.schema import Schema
 from simulations.data.tables import names_in
-from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
+from simulations.deploy.data import (
+    LABEL,
+    PublicData,
+    class_list,
+    declared,
+    read_labelled,
+    read_public,
+)
 from simulations.models import ModelOptions, check_learner_name, learner_factory
 from simulations.runtime.client_app import OWNER, Budget, require_absolute
 
@@ -81,6 +89,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "drop": "",
     "encoder": "",
     "standardise": False,
+    "schema": "",
     "learner": "",
     "teacher": "",
     "receives": "extra-trees, random-features",
@@ -103,7 +112,7 @@ def load_party(context: Context) -> Party:
 def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
     """Return the party that a node-config describes."""
     config = checked(node_config)
-    public, label = party_public(config), str(config["label"])
+    public, label = party_public(config), label_of(config)
     x, y = read_labelled(_file(config, "data-file"), public, label)
     held_out: tuple[Array | None, Array | None] = (None, None)
     if config["test-file"]:
@@ -134,7 +143,11 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
 
 
 def party_public(config: Mapping[str, Value]) -> PublicData:
-    """Read the public file that a node-config names."""
+    """Read the public file that a node-config names, or a schema, or both."""
+    if config["schema"]:
+        path = _file(config, "public-file") if config["public-file"] else None
+        classes = class_list(str(config["classes"])) if config["classes"] else ()
+        return declared(path, Schema.load(str(config["schema"])), classes, str(config["drop"]))
     return read_public(
         _file(config, "public-file"),
         class_list(str(config["classes"])),
@@ -142,6 +155,14 @@ def party_public(config: Mapping[str, Value]) -> PublicData:
         str(config["drop"]),
         Encoding.of(str(config["encoder"]), standardise=bool(config["standardise"])),
     )
+
+
+def label_of(config: Mapping[str, Value]) -> str:
+    """Return the column with the class: the schema's if there is one."""
+    label = str(config["label"])
+    if not config["schema"]:
+        return label
+    return Schema.load(str(config["schema"])).label_name("" if label == LABEL else label)
 
 
 def understood(node_config: Mapping[str, Value]) -> list[str]:
@@ -161,14 +182,17 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
         key: Setting(key, type(default), default, "", (), False).check(OWNER, whole[key])
         for key, default in DEFAULTS.items()
     } | {key: whole[key] for key in MODEL_SETTINGS if key in whole}
-    for key in ("data-file", "public-file", "classes", "learner"):
+    by_schema = () if config["schema"] else ("public-file", "classes")
+    for key in ("data-file", *by_schema, "learner"):
         require(bool(config[key]), OWNER, key, "given", config[key])
     number_of_party = int(config[keys.PARTITION_ID])
     require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
     check_encoder(OWNER, str(config["encoder"]), standardise=bool(config["standardise"]))
+    one, rule = not (config["encoder"] and config["schema"]), "omitted with a schema"
+    require(one, OWNER, "encoder", rule, config["encoder"])
     compared = bool(config["compare"]) or not config["tell-verdict"]
     require(compared, OWNER, "tell-verdict", "false without compare", True)
-    for key in ("data-file", "public-file", "test-file"):
+    for key in ("data-file", "public-file", "test-file", "schema"):
         require_absolute(key, str(config[key]))
     return config
 

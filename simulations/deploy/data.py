@@ -3,7 +3,8 @@
 What a file means is decided by the public file alone, which everybody holds. If it is an
 archive (``.npz``), its rows are taken as they are, and so are all others. If it is a table
 (``.csv``, ``.parquet``), columns are found by their names and become numbers as its rows say
-(see `simulations.data.tables`), in simulations and deployments alike.
+(see `simulations.data.tables`), in simulations and deployments alike. A schema decides instead
+where there is one, and then no public file is needed.
 """
 
 import logging
@@ -20,6 +21,7 @@ from fl_strategies.errors import require, require_data
 from fl_strategies.party.party import RecordForm, check_rows
 from simulations.data.encoded import EncodedFile, Encoding
 from simulations.data.files import read_npz
+from simulations.data.schema import Schema
 from simulations.data.tables import (
     MISSING,
     TABLES,
@@ -57,6 +59,8 @@ class PublicData:
     """Columns that nobody uses, with commas between them."""
     encoded: EncodedFile | None = None
     """What makes rows of raw records, where a frozen encoder does."""
+    schema: Schema | None = None
+    """Declared columns of tables, where a schema says what they mean."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -65,13 +69,17 @@ class PublicData:
 
     @property
     def encoding(self) -> str:
-        """Hash of what makes rows of raw records; none if empty."""
+        """Hash of what makes rows of raw records, or of the schema; none if empty."""
+        if self.schema is not None:
+            return self.schema.hash
         return self.encoded.encoding.hash if self.encoded else ""
 
     def describe(self) -> list[str]:
         """Say what was made of columns or records, one line a kind."""
         if self.encoded is not None:
             return [self.encoded.encoding.describe(self.x.shape[1])]
+        if self.schema is not None:
+            return self.schema.describe()
         return self.encoder.describe() if self.encoder else []
 
     @property
@@ -131,6 +139,31 @@ def read_public(
     )
 
 
+def declared(
+    path: Path | None, schema: Schema, classes: tuple[str, ...] = (), drop: str = ""
+) -> PublicData:
+    """Read the public file, if there is one, as a schema declares; it names the classes too."""
+    owner, known = "schema", schema.label.classes
+    same = not classes or {*classes} == {*known}
+    require(same, owner, "classes", f"omitted, or the schema's {listed(known)}", classes)
+    require(not drop, owner, "drop", "omitted with a schema, which lists the columns", drop)
+    if path is None:
+        none = np.empty((0, schema.width), dtype=np.float32)
+        return PublicData(x=none, y=None, classes=known, schema=schema)
+    require_data(
+        not _is_archive(path), path.name, "the file", "a table with a schema", path.name
+    )
+    table = _with_rows(path, read_table(path))
+    name = schema.label.name
+    labels = label_texts(table.pop(name)) if name in table.columns else None
+    return PublicData(
+        x=schema.encode(table, path.name),
+        y=_public_labels(path.name, labels, known),
+        classes=known,
+        schema=schema,
+    )
+
+
 def _encoded(
     path: Path,
     records: Array,
@@ -171,8 +204,9 @@ def read_labelled(
     """
     if _is_archive(path):
         arrays = read_npz(path, "x", "y")
-        rule = "an archive or a table like the public file"
-        require_data(public.encoder is None, path.name, "the file", rule, "an archive")
+        rule = "a table, as the public file is or the schema declares"
+        plain = public.encoder is None and public.schema is None
+        require_data(plain, path.name, "the file", rule, "an archive")
         labels, x = arrays["y"], arrays["x"]
         if public.encoded is not None:
             x = public.encoded.encode(path, x)
@@ -311,6 +345,8 @@ def _numbers(path: Path, table: Any, public: PublicData) -> Array:
         records = only_texts(owner, _without(owner, table, public.drop))
         rows = public.encoded.encode(path, records)
         return RecordForm(public.x, others="public rows").read(owner, "the texts", rows)
+    if public.schema is not None:
+        return public.schema.encode(table, owner)
     names = [str(name) for name in table.columns]
     encoder = public.encoder
     known = [column.name for column in encoder.columns] if encoder else []

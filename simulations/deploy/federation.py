@@ -165,6 +165,8 @@ def write_split(
     data = federation.dataset
     given, rule = settings.encoder, "omitted: parties get what data sets hold, not encoded rows"
     require(not given, "split", "encoder", rule, given)
+    given, rule = settings.schema, "omitted: parties have tables of their own to read by it"
+    require(not given, "split", "schema", rule, given)
     single = data.task == "single-label"
     require(single, "split", "data", "of single-label records", settings.data)
     require_folder("split", "folder", folder, "Name another one")

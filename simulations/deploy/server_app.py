@@ -19,8 +19,16 @@ from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import InvalidData, UnsupportedLearner, require, require_data
 from simulations.config import Settings, Value, describe
 from simulations.data.encoded import Encoding
+from simulations.data.schema import Schema
 from simulations.data.splits import Dataset
-from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
+from simulations.deploy.data import (
+    LABEL,
+    PublicData,
+    class_list,
+    declared,
+    read_labelled,
+    read_public,
+)
 from simulations.federation import Federation
 from simulations.results.report import describe_answers, describe_run
 from simulations.results.run_folder import RunFolder, flagged, require_folder
@@ -35,11 +43,12 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "label": LABEL,
     "drop": "",
     "members-file": "",
+    "schema": "",
 }
 """Settings of deployments only: files on the server, and the class list."""
 SIMULATED: Final = frozenset(
     {
-        *("data", "data-dir", "label", "drop", "public"),
+        *("data", "data-dir", "label", "drop", "public", "schema"),
         *("train-rows", "public-rows", "test-rows", "teacher", "state-dir"),
         *("partition", "beta", "balanced", "mixing", "shares", "min-records"),
         *("solo", "pooled", "central", "num-workers"),
@@ -94,15 +103,24 @@ def result_folder(output_dir: str, run_id: int | str) -> Path:
 def load(run_config: Mapping[str, Value]) -> Federation:
     """Read the server's files; there are no private rows."""
     files = {**FILE_SETTINGS, **run_config}
-    for key in ("public-file", "classes"):
+    for key in () if files["schema"] else ("public-file", "classes"):
         require(bool(files[key]), OWNER, key, "given", files[key])
     given = {key: value for key, value in run_config.items() if key not in FILE_SETTINGS}
     # Every party keeps its own journal; the folder here only says that there may be some.
     settings = Settings.from_run_config(given, state_dir="node-config")
     label, drop = str(files["label"]), str(files["drop"])
-    classes = class_list(str(files["classes"]))
-    encoding = Encoding.of(settings.encoder, standardise=settings.standardise)
-    public = read_public(_file(files, "public-file"), classes, label, drop, encoding)
+    classes = class_list(str(files["classes"])) if files["classes"] else ()
+    if files["schema"]:
+        require(
+            not settings.encoder, OWNER, "encoder", "omitted with a schema", settings.encoder
+        )
+        schema = Schema.load(_file(files, "schema"))
+        label = schema.label_name("" if label == LABEL else label)
+        path = _file(files, "public-file") if files["public-file"] else None
+        public = declared(path, schema, classes, drop)
+    else:
+        encoding = Encoding.of(settings.encoder, standardise=settings.standardise)
+        public = read_public(_file(files, "public-file"), classes, label, drop, encoding)
     held_out = None
     if files["test-file"]:
         held_out = read_labelled(_file(files, "test-file"), public, label, strict=True)
@@ -174,6 +192,7 @@ def public_dataset(
         classes=public.classes,
         understood=tuple(public.describe()),
         encoding=public.encoding,
+        schema=public.schema,
     )
 
 

@@ -43,9 +43,11 @@ TABLES, REPLACED = 17, 16
 TYPED = 100
 FILE_TABLES, FILE_REPLACED = 6, 12
 FILE_WAYS = (
-    *("csv", "csv_gz", "csv_of_archive", "parquet", "typed_parquet", "npz", "npz_of_float32"),
+    *("csv", "declared_csv", "csv_gz", "csv_of_archive", "parquet", "typed_parquet"),
+    *("npz", "npz_of_float32"),
     *("simulated_npz", "simulated_images", "simulated_csv"),
 )
+TABLE_WAYS = ("csv", "declared_csv", "csv_gz", "parquet", "simulated_csv")
 
 
 def test_ten_thousand_records_are_replaced() -> None:
@@ -139,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def file_record(way: str, rng: np.random.Generator) -> tuple[Any, Any]:
     """Return a record that one can write in a file of this kind."""
     label = pick(rng, FILE_LABELS)
-    if way in ("csv", "csv_gz", "parquet", "simulated_csv"):
+    if way in TABLE_WAYS:
         return table_row(rng), label
     if way in ("csv_of_archive", "typed_parquet"):
         cells = [cell for cell in (*FLOATS, *TEXTS) if "," not in str(cell)]
@@ -159,7 +161,7 @@ def test_one_record_changes_one_row_of_a_file(way: str, folder: Files) -> None:
 
 def file_interference(way: str, folder: Files, num_tables: int = FILE_TABLES) -> str:
     rng = np.random.default_rng(len(way))
-    in_tables = way in ("csv", "csv_gz", "parquet", "simulated_csv")
+    in_tables = way in TABLE_WAYS
     for _ in range(num_tables):
         odd = [file_record(way, rng) for _ in range(pick(rng, (0, NUM_RECORDS // 2)))]
         rest, whole = NUM_RECORDS - len(odd), pick(rng, (True, False, None))

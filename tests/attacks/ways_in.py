@@ -23,8 +23,9 @@ from flwr.app import Context, RecordDict
 from clients.app import party_loader
 from fl_strategies import Party
 from fl_strategies._util import Array
+from simulations.data.schema import Schema
 from simulations.data.sets import Request, load_dataset
-from simulations.deploy.data import read_labelled, read_public
+from simulations.deploy.data import declared, read_labelled, read_public
 from tests.attacks.interference import NUM_CLASSES, PUBLIC, WIDTH
 
 NUM_RECORDS = 10
@@ -368,6 +369,17 @@ TABLE_TEXTS = (
 FILE_LABELS = ("0", "1", "2", "1.0", "sick", "0.5", "99", "1e30", 'odd "one"')
 
 
+SCHEMA: Mapping[str, Any] = {
+    "label": {"name": "label", "classes": [*CLASSES]},
+    "columns": {
+        "age": {"type": "number", "least": 18, "most": 70, "cuts": [30, 50]},
+        "dose": {"type": "number", "least": 0, "most": 20, "comma": True, "log": True},
+        "seen": {"type": "date", "least": "2010-01-01", "most": "2030-12-31"},
+        "town": {"type": "category", "values": ["Bonn", "Kiel", "Ulm"]},
+        "score": {"type": "number", "least": -5, "most": 5},
+    },
+}
+"""The same columns, declared."""
 COLUMN_TEXTS: Mapping[str, Sequence[str]] = {
     "age": ("3,5", "about 4", "1,234", "1e400", ""),
     "dose": ("3,5", "1.234", "1.5", "about 4", "2.625"),
@@ -418,6 +430,7 @@ class Files:
         self.archive = read_public(folder / "public.npz", CLASSES)
         np.savez(folder / "public32.npz", x=PUBLIC.x.astype(np.float32))
         self.narrow = read_public(folder / "public32.npz", CLASSES)
+        self.declared = declared(None, Schema.of(SCHEMA))
 
     def csv(self, rows: Rows, labels: Labels) -> Encoded:
         """Return a table beside a public one."""
@@ -437,6 +450,12 @@ class Files:
         ]
         path.write_text("\n".join([",".join([*NAMES, "label"]), *lines, ""]))
         return self._through_party(path, self.archive)
+
+    def declared_csv(self, rows: Rows, labels: Labels) -> Encoded:
+        """Return a table that a schema declares, without public rows."""
+        write_csv(self.folder / "mine.csv", rows, labels)
+        x, y = read_labelled(self.folder / "mine.csv", self.declared)
+        return through_party(x, y, public=self.declared.x)
 
     def parquet(self, rows: Rows, labels: Labels) -> Encoded:
         """Return a table of texts."""

@@ -3,19 +3,26 @@
 import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.app import Context
 
+from clients import client_app
+from fl_strategies import Party
 from fl_strategies.errors import InvalidData, InvalidParameter
-from simulations.config import Settings
+from simulations.config import Settings, Value
 from simulations.data.schema import Schema
 from simulations.data.tables import UNLABELLED
+from simulations.deploy import server_app
+from simulations.deploy.__main__ import main
+from simulations.deploy.client_app import build_party, understood
 from simulations.federation import Federation, load_federation
-from simulations.runtime.local import run_once
+from simulations.runtime.local import run_local, run_once
 from tests.attacks.ways_in import TABLE_TEXTS
 
 PLAIN: dict[str, Any] = {
@@ -319,3 +326,137 @@ def test_settings_that_contradict_a_schema_are_refused(
 ) -> None:
     with pytest.raises(InvalidParameter, match=sentence):
         federation(folder, **given)
+
+
+# Deployed
+
+
+def write_party(folder: Path, number: int) -> Path:
+    """Write a party's own table: of some rows, and in another order of columns."""
+    table = pd.read_csv(folder / "t.csv", dtype=str).iloc[number::2, ::-1]
+    path = folder / f"party-{number}.csv"
+    table.to_csv(path, index=False)
+    return path
+
+
+def node(folder: Path, number: int, **more: Value) -> dict[str, Value]:
+    return {
+        "partition-id": number,
+        "num-partitions": 2,
+        "data-file": str(write_party(folder, number)),
+        "schema": str(folder / "schema.json"),
+        "learner": "extra-trees",
+        "allow-unprotected": True,
+        **more,
+    }
+
+
+def run_deployed(folder: Path, nodes: Sequence[dict[str, Value]], **more: Value) -> Any:
+    run: dict[str, Value] = {
+        "strategy": "fedmoments",
+        "schema": str(folder / "schema.json"),
+        "test-file": str(folder / "t.csv"),
+        "num-parties": 2,
+        "min-parties": 1,
+        "max-wait": 0.1,
+    }
+    federation = server_app.load({**run, **more})
+    strategy = federation.strategy()
+
+    def load_party(context: Context) -> Party:
+        return build_party(nodes[int(context.node_config["partition-id"])], run="1")
+
+    run_local(strategy, client_app(load_party), 2)
+    return federation, strategy
+
+
+def test_a_deployment_needs_a_schema_and_no_public_file(folder: Path) -> None:
+    """Classes and label follow from it, and columns are found by their names."""
+    nodes = [node(folder, number) for number in range(2)]
+
+    federation, strategy = run_deployed(folder, nodes)
+
+    assert not strategy.rejected_
+    assert federation.quality(strategy.model_) > 0.85
+    assert understood(nodes[0]) == [*federation.dataset.understood]
+    x = Schema.load(folder / "schema.json").encode(pd.read_csv(folder / "t.csv", dtype=str))
+    assert build_party(nodes[1], run="1").x.tobytes() == x[1::2].tobytes()
+
+
+def test_a_party_with_another_schema_refuses_before_it_pays(folder: Path) -> None:
+    """Whatever differs in meaning; the other party is not affected."""
+    other = folder / "other.json"
+    wider = {"type": "number", "least": 20, "most": 101, "usual": 50}
+    Schema.of(changed(gain=None, hours=None, seen=None, age=wider)).save(other)
+    state = folder / "state"
+    more: dict[str, Value] = {"schema": str(other), "state-dir": str(state), "max-epsilon": 9.0}
+    closed = {key: v for key, v in node(folder, 1).items() if key != "allow-unprotected"}
+
+    privacy: dict[str, Value] = {"fedmoments.target-epsilon": 8.0, "num-records": 320}
+    nodes = [node(folder, 0), {**closed, **more}]
+    _, strategy = run_deployed(folder, nodes, **{"fedmoments.privacy-level": "L2"}, **privacy)
+
+    (reason,) = strategy.rejected_.values()
+    assert "encoding must be the server's (hash " in reason
+    assert "Give server and parties the same schema" in reason
+    journal = build_party(nodes[1], run="2").journal
+    assert journal is not None
+    assert journal.epsilon() == 0
+
+
+def test_a_check_shows_what_a_schema_makes_of_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.read_csv(write_party(folder, 0), dtype=str)
+    table.loc[0, "town"] = "Kiel"
+    table.to_csv(folder / "mine.csv", index=False)
+    config = {**node(folder, 0), "data-file": str(folder / "mine.csv")}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config.items()]
+    (folder / "node.toml").write_text("\n".join(lines))
+
+    main(["check", str(folder / "node.toml")])
+
+    shown = capsys.readouterr().out
+    assert "2 columns become 3 numbers, as the schema declares (hash " in shown
+    assert "categories (1): town (2)" in shown
+    assert "public rows: 0, classes: 2" in shown
+    (refused,) = [line for line in shown.splitlines() if "public rows must be given" in line]
+    assert "fedkd" in refused
+    assert "fedmoments" not in refused
+    assert "1 values of column 'town' are not what the schema says there" in shown
+
+
+def test_a_public_file_is_read_by_the_schema_too(folder: Path) -> None:
+    public = folder / "public.csv"
+    pd.read_csv(folder / "t.csv", dtype=str).iloc[:50].to_csv(public, index=False)
+    nodes = [node(folder, n, **{"public-file": str(public)}) for n in range(2)]
+
+    federation, strategy = run_deployed(
+        folder, nodes, **{"strategy": "fedhistogram", "public-file": str(public)}
+    )
+
+    assert not strategy.rejected_
+    assert federation.dataset.x_public.shape == (50, 3)
+
+
+@pytest.mark.parametrize(
+    ("server", "party", "sentence"),
+    [
+        ({"strategy": "fedkt"}, {}, "without public rows, which a schema does not replace"),
+        ({"classes": "ill,dead"}, {}, "classes must be omitted, or the schema's ill, well"),
+        ({"encoder": "scattering"}, {}, "encoder must be omitted with a schema"),
+        ({"drop": "name"}, {}, "drop must be omitted with a schema"),
+        ({}, {"label": "town"}, "label must be omitted, or 'state' as in the schema"),
+        ({}, {"schema": "schema.json"}, "schema must be an absolute path"),
+        ({}, {"schema": "/none.json"}, "schema must be a file that exists"),
+    ],
+)
+def test_deployments_that_contradict_a_schema_are_refused(
+    folder: Path, server: dict[str, Value], party: dict[str, Value], sentence: str
+) -> None:
+    def load() -> None:
+        build_party(node(folder, 0, **party), run="1")
+        run_deployed(folder, [], **server)
+
+    with pytest.raises(InvalidParameter, match=sentence):
+        load()
