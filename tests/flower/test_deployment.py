@@ -451,7 +451,7 @@ def test_a_party_finds_out_beforehand_that_it_could_not_read_a_model(
 
     assert main([*command[:2]]) == 0
     said = capsys.readouterr().out
-    assert "reads models of: logistic-regression, mlp, random-forest, ridge\n" in said
+    assert "reads models of: logistic-regression, mlp, moments, random-forest, ridge\n" in said
     assert "cannot read: extra-trees, the usual final model of fedkt; add it to rec" in said
     assert main(command) == 0
     assert "this run: the party takes part" in capsys.readouterr().out
