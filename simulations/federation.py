@@ -296,6 +296,8 @@ class Federation:
         rule = f"one of {', '.join(able)} without public rows, which a schema does not replace"
         require(bool(found), OWNER, "strategy", rule, kind.name)
         declared: dict[str, Any] = {"bounds": schema.bounds}
+        if getattr(options, "target_bounds", None) is None:
+            declared["target_bounds"] = schema.target_bounds
         if isinstance(options, FedMomentsOptions) and options.row_length is None:
             length = schema.longest_row if options.privacy is None else schema.row_length
             declared["options"] = replace(options, row_length=length)

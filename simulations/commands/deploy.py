@@ -112,9 +112,11 @@ def _check(options: argparse.Namespace) -> int:
     for line in understood(config):
         print(line)
     print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
-    print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
-    print(f"learner: {party.learner_name}")
     public = party_public(checked(config))
+    numeric = party.task == "regression"
+    kind = f"number: {public.classes[0]}" if numeric else f"classes: {party.num_classes}"
+    print(f"public rows: {len(party.public)}, {kind}")
+    print(f"learner: {party.learner_name}")
     for line in describe(party, public):
         print(line)
     for record in warnings.buffer:
@@ -139,7 +141,8 @@ def _split(options: argparse.Namespace) -> int:
     split = write_split(_settings(options), options.folder, options.formats.split(","))
     for path in (*split.parties, split.public, split.test):
         print(str(path))
-    print(f'classes = "{split.classes}"')
+    for key, value in split.labels.items():
+        print(f'{key} = "{value}"')
     return 0
 
 

@@ -41,6 +41,7 @@ from simulations.data.tables import (
     numbers,
     texts,
 )
+from simulations.data.targets import Targets
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -327,9 +328,14 @@ class Schema:
         """Return the label column, which nobody may ask to be another one."""
         rule = f"omitted, or {self.label.name!r} as in the schema"
         require(asked in ("", self.label.name), "Schema", "label", rule, asked)
-        rule = "of classes in a run (numbers are for Python: bounds and target_bounds)"
-        require(bool(self.label.classes), "Schema", "label", rule, "numbers")
         return self.label.name
+
+    @property
+    def targets(self) -> Targets | None:
+        """How a numeric label is read; None for classes."""
+        if self.label.least is None or self.label.most is None:
+            return None
+        return Targets.declared(self.label.name, self.label.least, self.label.most)
 
     @property
     def target_bounds(self) -> tuple[FloatArray, FloatArray] | None:

@@ -359,14 +359,23 @@ def _load_table(path: Path, request: Request) -> Dataset:
 def _load_declared(path: Path, schema: Schema, request: Request) -> Dataset:
     table = read_table(path)
     require_label(path.name, schema.label_name(request.label), [*map(str, table.columns)])
-    y = schema.class_indices(table.pop(schema.label.name), path.name)
-    train, public, test = _rows_of_table(y == UNLABELLED, request)
+    column, targets = table.pop(schema.label.name), schema.targets
+    y: Array
+    if targets is None:
+        y = schema.class_indices(column, path.name)
+        gaps, strange = y == UNLABELLED, np.zeros(len(y), dtype=bool)
+    else:
+        words = label_texts(column)
+        gaps, strange = is_empty(words), np.isnan(targets.numbers(words))
+        y = targets.read(path.name, words)
+    train, public, test = _rows_of_table(gaps, request)
     if request.without_public:
-        train, public = np.concatenate([train, public[y[public] != UNLABELLED]]), public[:0]
-    rows = request.limit((train, public, test))
+        train, public = np.concatenate([train, public[~gaps[public]]]), public[:0]
+    rows = request.limit((train, public, test[~strange[test]]))
     x = schema.encode(table, path.name)
-    data = _dataset(path.name, x, y, schema.label.classes, rows)
-    missing, unlabelled = (int((part == UNLABELLED).sum()) for part in (y, y[rows[1]]))
+    classes = schema.label.classes or (schema.label.name,)
+    data = _dataset(path.name, x, y, classes, rows)
+    missing, unlabelled = int(gaps.sum()), int(gaps[rows[1]].sum())
     understood = schema.describe(Path(request.schema).name)
     if missing:
         understood.append(f"without a label of the schema ({missing}): {unlabelled} are public")
@@ -374,6 +383,7 @@ def _load_declared(path: Path, schema: Schema, request: Request) -> Dataset:
         data,
         y_public=None if unlabelled or not len(data.x_public) else data.y_public,
         understood=tuple(understood),
+        task="single-label" if targets is None else "regression",
         encoding=schema.hash,
         schema=schema,
     )

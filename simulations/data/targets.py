@@ -43,7 +43,8 @@ class Targets:
     median, low, high : float
         Of public targets.
     num_public, num_distinct : int
-        Public targets, and different ones among them.
+        Public targets, and different ones among them. Without any, `low` and `high` are
+        declared, or not known if they are the same.
     """
 
     label: str
@@ -74,6 +75,11 @@ class Targets:
             num_distinct=len(np.unique(values)),
         )
 
+    @classmethod
+    def declared(cls, label: str, least: float, most: float) -> Self:
+        """Return targets that were declared to lie between two bounds."""
+        return cls(label=label, median=(least + most) / 2, low=least, high=most)
+
     def read(self, owner: str, cells: Array) -> FloatArray:
         """Return targets (n, 1); NaN where there is none, the median for what is no number."""
         empty, found = is_empty(cells), self.numbers(cells)
@@ -83,10 +89,10 @@ class Targets:
                 "%s: %d labels are no numbers; %s stands in for each.",
                 owner,
                 strange.sum(),
-                f"the public median {self.median:g}" if self.num_public else "0",
+                f"{'the public median ' if self.num_public else ''}{self.median:g}",
             )
         read = np.where(strange, self.median, found)
-        if self.num_public:
+        if self.num_public or self.low < self.high:
             bound = public_bound(np.array([self.low, self.high]))
             read = np.clip(read, -bound, bound)
         return read[:, np.newaxis]

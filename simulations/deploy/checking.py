@@ -18,6 +18,7 @@ from fl_strategies.wire import keys
 from simulations.config import Settings, parse_assignments
 from simulations.deploy.data import PublicData
 from simulations.deploy.server_app import DeployedFederation, public_dataset
+from simulations.federation import learns_numbers
 from simulations.runtime.local import InMemoryGrid
 
 ROLES: Final[Mapping[str, PartyRole]] = {
@@ -76,6 +77,10 @@ def _sorted_forms(party: Party) -> tuple[list[str], dict[str, list[str]]]:
         name = form.partition(" ")[0]
         if not len(party.public) and name in REGISTRY and REGISTRY[name].strategy.needs_public:
             refused.setdefault("public rows must be given (public-file)", []).append(form)
+            continue
+        numeric = party.task == "regression" and name in REGISTRY
+        if numeric and not learns_numbers(REGISTRY[name].strategy):
+            refused.setdefault("labels must be classes", []).append(form)
             continue
         try:
             check_question(asked, ROLES[role_of(config, ROLES)], config)

@@ -32,12 +32,18 @@ from simulations.data.tables import names_in
 from simulations.deploy.data import (
     LABEL,
     PublicData,
+    check_classes,
     class_list,
     declared,
     read_labelled,
     read_public,
 )
-from simulations.models import ModelOptions, check_learner_name, learner_factory
+from simulations.models import (
+    CLASSIFIERS,
+    ModelOptions,
+    check_learner_name,
+    learner_factory,
+)
 from simulations.runtime.client_app import OWNER, Budget, require_absolute
 
 MAX_RUN_EPSILON: Final = "max-run-epsilon"
@@ -86,6 +92,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "test-file": "",
     "classes": "",
     "label": LABEL,
+    "task": "auto",
     "drop": "",
     "encoder": "",
     "standardise": False,
@@ -120,12 +127,15 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
     learner, teacher = str(config["learner"]), str(config["teacher"])
     # Linear models can be read by every party: a few numbers for each column and class.
     received = dict.fromkeys([*names_in(str(config["receives"])), *HEADS])
+    if public.task == "regression":
+        received = {name: None for name in received if name not in CLASSIFIERS}
     return Party(
         x=x,
         y=y,
         public=public.x,
         public_y=public.y,
         num_classes=len(public.classes),
+        task=public.task,
         learner_fn=party_factory(learner, "learner", public, config),
         teacher_fn=party_factory(teacher, "teacher", public, config) if teacher else None,
         learner_name=learner,
@@ -148,12 +158,14 @@ def party_public(config: Mapping[str, Value]) -> PublicData:
         path = _file(config, "public-file") if config["public-file"] else None
         classes = class_list(str(config["classes"])) if config["classes"] else ()
         return declared(path, Schema.load(str(config["schema"])), classes, str(config["drop"]))
+    numbers = config["task"] == "numbers"
     return read_public(
         _file(config, "public-file"),
-        class_list(str(config["classes"])),
+        () if numbers else class_list(str(config["classes"])),
         str(config["label"]),
         str(config["drop"]),
         Encoding.of(str(config["encoder"]), standardise=bool(config["standardise"])),
+        numbers=numbers,
     )
 
 
@@ -182,9 +194,10 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
         key: Setting(key, type(default), default, "", (), False).check(OWNER, whole[key])
         for key, default in DEFAULTS.items()
     } | {key: whole[key] for key in MODEL_SETTINGS if key in whole}
-    by_schema = () if config["schema"] else ("public-file", "classes")
+    by_schema = () if config["schema"] else ("public-file",)
     for key in ("data-file", *by_schema, "learner"):
         require(bool(config[key]), OWNER, key, "given", config[key])
+    check_classes(OWNER, config)
     number_of_party = int(config[keys.PARTITION_ID])
     require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
     check_encoder(OWNER, str(config["encoder"]), standardise=bool(config["standardise"]))
@@ -212,6 +225,7 @@ def party_factory(
             row_shape=public.row_shape,
             num_classes=len(public.classes),
             settings=ModelOptions.from_config(given),
+            task=public.task,
         )
     module, _, function = name.partition(":")
     try:

@@ -12,12 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
-from fl_strategies._util import PRIVATE, Array, IntArray
+from fl_strategies._util import PRIVATE, Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_data
+from fl_strategies.learners import Task
 from fl_strategies.party.party import RecordForm, check_rows
 from simulations.data.encoded import EncodedFile, Encoding
 from simulations.data.files import read_npz
@@ -37,6 +38,7 @@ from simulations.data.tables import (
     read_table,
     require_label,
 )
+from simulations.data.targets import LabelKind, Targets, is_empty
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -50,9 +52,10 @@ class PublicData:
     """The rows that everybody holds, and the class list."""
 
     x: Array
-    y: IntArray | None
-    """Class indices, if all rows of the file have labels."""
+    y: Array | None
+    """Class indices, or numeric targets (n, 1), if all rows of the file have labels."""
     classes: tuple[str, ...]
+    """The class list, or the name of the numeric target."""
     encoder: TableEncoder | None = None
     """Encoder of tables, where the file is one."""
     drop: str = ""
@@ -61,6 +64,13 @@ class PublicData:
     """What makes rows of raw records, where a frozen encoder does."""
     schema: Schema | None = None
     """Declared columns of tables, where a schema says what they mean."""
+    targets: Targets | None = None
+    """How numeric targets are read; None for classes."""
+
+    @property
+    def task(self) -> Task:
+        """What labels are."""
+        return "single-label" if self.targets is None else "regression"
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -105,37 +115,53 @@ def class_list(text: str) -> tuple[str, ...]:
     return tuple(sorted(names, key=int if whole else None))
 
 
+def check_classes(owner: str, settings: Mapping[str, Any]) -> None:
+    """Raise `InvalidParameter` unless either classes are listed, or labels are numbers."""
+    kinds, task, classes = get_args(LabelKind), settings["task"], settings["classes"]
+    require(task in kinds, owner, "task", f"one of {', '.join(kinds)}", task)
+    if settings["schema"]:
+        return
+    rule = 'given, unless task is "numbers"'
+    require(bool(classes) or task == "numbers", owner, "classes", rule, classes)
+    rule = 'omitted where task is "numbers"'
+    require(not classes or task != "numbers", owner, "classes", rule, classes)
+
+
 def read_public(
     path: Path,
     classes: tuple[str, ...],
     label: str = LABEL,
     drop: str = "",
     encoding: Encoding | None = None,
+    *,
+    numbers: bool = False,
 ) -> PublicData:
     """Read the public file; its labels are optional, and so are columns in `drop`.
 
     With an encoding its records are images or texts: in an archive, or the one column of a
-    table.
+    table. With `numbers` labels are numbers, and the class list is empty.
     """
+    targets = Targets(label=label) if numbers else None
     if _is_archive(path):
         arrays = read_npz(path, "x", optional=("y",))
         if encoding is not None:
-            return _encoded(path, arrays["x"], arrays.get("y"), classes, drop, encoding)
+            known = _known_labels(path, arrays.get("y"), classes, targets)
+            return _encoded(path, arrays["x"], drop, encoding, known)
         check_rows(path.name, "x", arrays["x"])
-        y = _public_labels(path.name, arrays.get("y"), classes)
-        return PublicData(x=_with_rows(path, arrays["x"]), y=y, classes=classes, drop=drop)
+        known = _known_labels(path, arrays.get("y"), classes, targets)
+        return PublicData(x=_with_rows(path, arrays["x"]), drop=drop, **known)
     table = _with_rows(path, read_table(path))
     labels = label_texts(table.pop(label)) if label in table.columns else None
     if encoding is not None:
         records = only_texts(path.name, _without(path.name, table, drop))
-        return _encoded(path, records, labels, classes, drop, encoding)
+        known = _known_labels(path, labels, classes, targets)
+        return _encoded(path, records, drop, encoding, known)
     encoder = TableEncoder.learn(path.name, table, names_in(drop))
     return PublicData(
         x=encoder.encode(path.name, table),
-        y=_public_labels(path.name, labels, classes),
-        classes=classes,
         encoder=encoder,
         drop=drop,
+        **_known_labels(path, labels, classes, targets),
     )
 
 
@@ -149,7 +175,8 @@ def declared(
     require(not drop, owner, "drop", "omitted with a schema, which lists the columns", drop)
     if path is None:
         none = np.empty((0, schema.width), dtype=np.float32)
-        return PublicData(x=none, y=None, classes=known, schema=schema)
+        named = known or (schema.label.name,)
+        return PublicData(x=none, y=None, classes=named, schema=schema, targets=schema.targets)
     require_data(
         not _is_archive(path), path.name, "the file", "a table with a schema", path.name
     )
@@ -158,23 +185,43 @@ def declared(
     labels = label_texts(table.pop(name)) if name in table.columns else None
     return PublicData(
         x=schema.encode(table, path.name),
-        y=_public_labels(path.name, labels, known),
-        classes=known,
         schema=schema,
+        **_known_labels(path, labels, known, schema.targets),
     )
 
 
 def _encoded(
     path: Path,
     records: Array,
-    labels: Array | None,
-    classes: tuple[str, ...],
     drop: str,
     encoding: Encoding,
+    known: Mapping[str, Any],
 ) -> PublicData:
     learned = EncodedFile.learn(path, _with_rows(path, records), encoding)
-    y = _public_labels(path.name, labels, classes)
-    return PublicData(x=learned.rows, y=y, classes=classes, drop=drop, encoded=learned)
+    return PublicData(x=learned.rows, drop=drop, encoded=learned, **known)
+
+
+def _known_labels(
+    path: Path, labels: Array | None, classes: tuple[str, ...], targets: Targets | None
+) -> dict[str, Any]:
+    """Return what public labels are, their names, and how other numeric ones are read."""
+    if targets is None:
+        return {"y": _public_labels(path.name, labels, classes), "classes": classes}
+    y = None
+    if labels is not None:
+        cells = _column(path.name, labels)
+        if targets.low == targets.high and not is_empty(cells).all():
+            targets = Targets.learn(path.name, targets.label, cells)
+        y = targets.read(path.name, cells)
+        y = None if np.isnan(y).any() else y
+    return {"y": y, "classes": (targets.label,), "targets": targets}
+
+
+def _column(owner: str, labels: Array) -> Array:
+    """Return numeric targets as one column."""
+    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    require_data(flat.ndim == 1, owner, "labels", "one per row", f"shape {labels.shape}")
+    return flat
 
 
 def _without(owner: str, table: Any, drop: str) -> Any:
@@ -186,12 +233,13 @@ def _without(owner: str, table: Any, drop: str) -> Any:
 
 def read_labelled(
     path: Path, public: PublicData, label: str = LABEL, *, strict: bool = False
-) -> tuple[Array, IntArray]:
-    """Return the rows of a file, in the form of the public ones, and their class indices.
+) -> tuple[Array, Array]:
+    """Return the rows of a file, in the form of the public ones, and their labels.
 
-    A value that is no number becomes the public median, and a label beyond the class list
-    the commonest public class, or the first one. Rows without a label are dropped: they are
-    no records. How many there are stands in the reader's own log and nowhere else.
+    A value that is no number becomes the public median, a numeric target as well, and a label
+    beyond the class list the commonest public class, or the first one. Rows without a label
+    are dropped: they are no records. How many there are stands in the reader's own log and
+    nowhere else.
 
     Parameters
     ----------
@@ -200,7 +248,8 @@ def read_labelled(
     label : str
         Column of a table that holds the class.
     strict : bool (default: False)
-        Refuse labels beyond the class list, where the file is not a party's.
+        Refuse labels beyond the class list or that are no numbers, where the file is not a
+        party's.
     """
     if _is_archive(path):
         arrays = read_npz(path, "x", "y")
@@ -216,10 +265,15 @@ def read_labelled(
         require_label(path.name, label, [str(name) for name in table.columns])
         labels = label_texts(table.pop(label))
         x = _numbers(path, table, public)
-    default = None if strict else public.common_class
-    y = class_indices(path.name, labels, public.classes, default)
+    y: Array
+    if public.targets is not None:
+        y = _targets(path.name, _column(path.name, labels), public.targets, strict=strict)
+        labelled = ~np.isnan(y[:, 0])
+    else:
+        default = None if strict else public.common_class
+        y = class_indices(path.name, labels, public.classes, default)
+        labelled = y != UNLABELLED
     require_data(len(x) == len(y), path.name, "labels", f"{len(x)}, one per row", len(y))
-    labelled = y != UNLABELLED
     if labelled.all():
         return x, y
     logger.warning("%s: %d rows without a label are dropped.", path.name, (~labelled).sum())
@@ -233,6 +287,14 @@ def read_rows(path: Path, public: PublicData, label: str = LABEL) -> Array:
     """
     table = read_table(path)
     return _numbers(path, table.drop(columns=label, errors="ignore"), public)
+
+
+def _targets(owner: str, cells: Array, targets: Targets, *, strict: bool) -> FloatArray:
+    """Return numeric targets; labels of which none is a number are refused in any case."""
+    others = np.isnan(targets.numbers(cells)) & ~is_empty(cells)
+    accepted = not others.any() or (not strict and not others.all())
+    require_data(accepted, owner, "labels", "numbers", f"{others.sum()} others")
+    return targets.read(owner, cells)
 
 
 def _public_labels(
@@ -295,14 +357,16 @@ def _word(label: Any) -> str:
 
 
 def write_labelled(
-    path: Path, x: Array, y: IntArray | None, classes: tuple[str, ...], label: str = LABEL
+    path: Path, x: Array, y: Array | None, classes: tuple[str, ...], label: str = LABEL
 ) -> None:
-    """Write rows and the names of their classes in the format that the name ends in.
+    """Write rows and the names of their classes, or numbers, as the name's ending says.
 
     A new file is for its owner only: most of them hold records.
     """
     path.touch(PRIVATE)
-    names = None if y is None else np.array(classes)[y]
+    names = y
+    if y is not None:
+        names = y[:, 0] if y.dtype.kind == "f" else np.array(classes)[y]
     if _is_archive(path):
         arrays = {"x": x} if names is None else {"x": x, "y": names}
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]

@@ -152,6 +152,12 @@ class Split:
     public: Path
     test: Path
     classes: str
+    """The class list; empty where labels are numbers."""
+
+    @property
+    def labels(self) -> dict[str, Value]:
+        """Settings of server and parties about labels."""
+        return {"classes": self.classes} if self.classes else {"task": "numbers"}
 
 
 def write_split(
@@ -167,8 +173,8 @@ def write_split(
     require(not given, "split", "encoder", rule, given)
     given, rule = settings.schema, "omitted: parties have tables of their own to read by it"
     require(not given, "split", "schema", rule, given)
-    single = data.task == "single-label"
-    require(single, "split", "data", "of single-label records", settings.data)
+    single = data.task != "multi-label"
+    require(single, "split", "data", "of single-label records or numbers", settings.data)
     require_folder("split", "folder", folder, "Name another one")
     paths = []
     for number, rows in enumerate(federation.rows):
@@ -178,7 +184,7 @@ def write_split(
     public, test = folder / "public.npz", folder / "test.npz"
     write_labelled(public, data.x_public, data.y_public, data.classes)
     write_labelled(test, data.x_test, data.y_test, data.classes)
-    classes = ",".join(data.classes)
+    classes = "" if data.task == "regression" else ",".join(data.classes)
     return Split(parties=tuple(paths), public=public, test=test, classes=classes)
 
 
@@ -274,7 +280,7 @@ def prepare(
             keys.PARTITION_ID: number,
             "data-file": str(shutil.move(data_file, home / f"records{ending}")),
             "public-file": str(shutil.copy(split.public, home)),
-            "classes": split.classes,
+            **split.labels,
             "label": LABEL,
             "learner": models[number % len(models)],
             "receives": ", ".join(sorted({*models, federation.final_learner})),
@@ -287,7 +293,7 @@ def prepare(
         shutil.copy(certificates.authority, home)
         replace_file(member.node_config, _toml({**own, **tuned}).encode())
         members.append(member)
-    files = {"public-file": str(public), "test-file": str(test), "classes": split.classes}
+    files = {"public-file": str(public), "test-file": str(test), **split.labels}
     return Prepared(
         folder=folder,
         app=write_app(folder / "app"),

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
-from fl_strategies._util import Array, IntArray, content_hash
+from fl_strategies._util import Array, content_hash
 from fl_strategies.errors import InvalidData, UnsupportedLearner, require, require_data
 from simulations.config import Settings, Value, describe
 from simulations.data.encoded import Encoding
@@ -24,6 +24,7 @@ from simulations.data.splits import Dataset
 from simulations.deploy.data import (
     LABEL,
     PublicData,
+    check_classes,
     class_list,
     declared,
     read_labelled,
@@ -103,11 +104,12 @@ def result_folder(output_dir: str, run_id: int | str) -> Path:
 def load(run_config: Mapping[str, Value]) -> Federation:
     """Read the server's files; there are no private rows."""
     files = {**FILE_SETTINGS, **run_config}
-    for key in () if files["schema"] else ("public-file", "classes"):
-        require(bool(files[key]), OWNER, key, "given", files[key])
+    if not files["schema"]:
+        require(bool(files["public-file"]), OWNER, "public-file", "given", "")
     given = {key: value for key, value in run_config.items() if key not in FILE_SETTINGS}
     # Every party keeps its own journal; the folder here only says that there may be some.
     settings = Settings.from_run_config(given, state_dir="node-config")
+    check_classes(OWNER, {**files, "task": settings.task})
     label, drop = str(files["label"]), str(files["drop"])
     classes = class_list(str(files["classes"])) if files["classes"] else ()
     if files["schema"]:
@@ -120,7 +122,9 @@ def load(run_config: Mapping[str, Value]) -> Federation:
         public = declared(path, schema, classes, drop)
     else:
         encoding = Encoding.of(settings.encoder, standardise=settings.standardise)
-        public = read_public(_file(files, "public-file"), classes, label, drop, encoding)
+        numbers = settings.task == "numbers"
+        path = _file(files, "public-file")
+        public = read_public(path, classes, label, drop, encoding, numbers=numbers)
     held_out = None
     if files["test-file"]:
         held_out = read_labelled(_file(files, "test-file"), public, label, strict=True)
@@ -176,15 +180,16 @@ def model_hash(model: Learner) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def public_dataset(
-    public: PublicData, held_out: tuple[Array, IntArray] | None = None
-) -> Dataset:
+def public_dataset(public: PublicData, held_out: tuple[Array, Array] | None = None) -> Dataset:
     """Return what a server holds, or a party would on its behalf: no private rows."""
-    x_test, y_test = held_out or (public.x[:0], np.empty(0, np.int64))
+    numeric = public.targets is not None
+    none = np.empty((0, 1)) if numeric else np.empty(0, np.int64)
+    x_test, y_test = held_out or (public.x[:0], none)
+    known = public.targets is not None and public.targets.low < public.targets.high
     return Dataset(
         name="deployment",
         x_train=public.x[:0],
-        y_train=np.empty(0, np.int64),
+        y_train=none,
         x_public=public.x,
         y_public=public.y,
         x_test=x_test,
@@ -193,6 +198,10 @@ def public_dataset(
         understood=tuple(public.describe()),
         encoding=public.encoding,
         schema=public.schema,
+        task=public.task,
+        target_range=(public.targets.low, public.targets.high)
+        if public.targets is not None and known
+        else None,
     )
 
 

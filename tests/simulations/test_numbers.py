@@ -9,18 +9,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.app import Context
 
+from clients.app import client_app
 from fl_strategies import REGISTRY
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter
-from simulations.config import Settings
+from simulations.config import Settings, Value
+from simulations.data.schema import NumberColumn, Schema, SchemaLabel
 from simulations.data.sets import Request, load_dataset
 from simulations.data.splits import Dataset, Deal, partition
 from simulations.data.targets import Targets
+from simulations.deploy import server_app
+from simulations.deploy.__main__ import main
+from simulations.deploy.client_app import build_party, understood
+from simulations.deploy.data import read_labelled, read_public
+from simulations.deploy.federation import write_split
 from simulations.federation import load_federation
 from simulations.results.page import page
 from simulations.results.report import render
-from simulations.runtime.local import run_once
+from simulations.runtime.local import run_local, run_once
 
 TOWNS = ("Aarau", "Bern", "Chur", "Davos")
 
@@ -277,3 +285,193 @@ def test_models_answer_in_the_unit_of_the_targets(tmp_path: Path) -> None:
 
     assert answers.shape == data.y_test.shape
     assert abs(answers.mean() - data.y_test.mean()) < data.y_test.std()
+
+
+# Deployments
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Write what two parties and a server have, with a text and a gap among the targets."""
+    houses(120, seed=9).to_csv(tmp_path / "public.csv", index=False)
+    houses(200, seed=8).to_csv(tmp_path / "test.csv", index=False)
+    for number in range(2):
+        frame = with_cells(houses(300, seed=number), {0: "about 40", 1: "", 2: "1e300"})
+        frame.to_csv(tmp_path / f"party-{number}.csv", index=False)
+    return tmp_path
+
+
+def node(files: Path, number: int = 0, **more: Value) -> dict[str, Value]:
+    return {
+        "partition-id": number,
+        "data-file": str(files / f"party-{number}.csv"),
+        "public-file": str(files / "public.csv"),
+        "task": "numbers",
+        "label": "price",
+        "learner": "forest-scores",
+        "allow-unprotected": True,
+        "state-dir": str(files / f"state-{number}"),
+        **more,
+    }
+
+
+def server(files: Path, **more: Value) -> dict[str, Value]:
+    return {
+        "strategy": "fedmoments",
+        "public-file": str(files / "public.csv"),
+        "test-file": str(files / "test.csv"),
+        "task": "numbers",
+        "label": "price",
+        "num-parties": 2,
+        "max-wait": 0.1,
+        **more,
+    }
+
+
+def run_deployed(
+    nodes: list[dict[str, Value]], settings: dict[str, Value]
+) -> tuple[Any, Any, dict[str, Any]]:
+    federation = server_app.load(settings)
+    strategy = federation.strategy()
+
+    def load_party(context: Context) -> Any:
+        return build_party(nodes[int(context.node_config["partition-id"])], run="1")
+
+    result = run_local(strategy, client_app(load_party), len(nodes))
+    return federation, strategy, server_app.make_report(federation, strategy, result, seconds=1)
+
+
+def test_a_deployed_federation_learns_numbers(
+    files: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One label that is no number ends nothing, and rows without a label are no records."""
+    nodes = [node(files, number) for number in range(2)]
+    _, strategy, report = run_deployed(nodes, server(files))
+
+    assert not strategy.rejected_
+    assert report["metric"] == "r2"
+    assert report["r2"] > 0.8
+    party = build_party(nodes[0], run="1")
+    assert party.task == "regression"
+    assert party.y.shape == (299, 1)
+    public = pd.read_csv(files / "public.csv")["price"]
+    assert party.y[0, 0] == public.median()
+    assert party.y[1, 0] == 10 * public.max()
+    assert "1 labels are no numbers; the public median" in caplog.text
+    assert "1 rows without a label are dropped" in caplog.text
+    assert "logistic-regression" not in party.catalogue
+    low, high = strategy.target_bounds
+    reach = public.max() - public.min()
+    assert (low[0], high[0]) == pytest.approx((public.min() - reach, public.max() + reach))
+
+
+def test_a_deployed_private_federation_takes_declared_bounds(files: Path) -> None:
+    """Even where the public file has no targets at all."""
+    houses(120, bent=False).drop(columns="price").to_csv(files / "public.csv", index=False)
+    for number, name in enumerate(("test", "party-0", "party-1")):
+        frame = houses(1000, bent=False, seed=number + 1)
+        frame.to_csv(files / f"{name}.csv", index=False)
+    nodes = [node(files, number, **{"allow-unprotected": False}) for number in range(2)]
+    private = {"fedmoments.target-epsilon": 8.0, "fedmoments.num-records": 2000}
+    missing = r"target_bounds must be given for numeric targets \(settings target-low and"
+    with pytest.raises(InvalidParameter, match=missing):
+        run_deployed(nodes, server(files, **private))
+
+    declared = {"fedmoments.target-low": -50.0, "fedmoments.target-high": 550.0}
+    _, strategy, report = run_deployed(nodes, server(files, **private, **declared))
+
+    assert not strategy.rejected_
+    assert report["r2"] > 0.1
+    assert 0 < report["rounds"][-1]["train"]["epsilon-example"] <= 8.0 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "auto"}, 'classes must be given, unless task is "numbers"'),
+        ({"classes": "a,b"}, 'classes must be omitted where task is "numbers"'),
+        ({"task": "figures"}, "task must be one of auto, classes, numbers, got 'figures'"),
+    ],
+)
+def test_labels_are_classes_or_numbers(
+    files: Path, change: dict[str, Value], message: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        build_party(node(files, **change), run="1")
+    with pytest.raises(InvalidParameter, match=message):
+        server_app.load(server(files, **change))
+
+
+def test_files_without_a_single_number_are_refused(files: Path) -> None:
+    frame = houses(30).assign(price="high")
+    frame.to_csv(files / "party-0.csv", index=False)
+    with pytest.raises(InvalidData, match="labels must be numbers, got 30 others"):
+        build_party(node(files), run="1")
+    frame = with_cells(houses(30), {3: "about 40"})
+    frame.to_csv(files / "test.csv", index=False)
+    with pytest.raises(InvalidData, match="labels must be numbers, got 1 others"):
+        server_app.load(server(files))
+
+
+def test_a_check_shows_what_a_party_would_do(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = files / "node.toml"
+    lines = [
+        f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
+        for key, value in node(files).items()
+    ]
+    path.write_text("\n".join(lines).replace("'", '"'))
+
+    asked = ["--set", "strategy=fedmoments", "--set", "task=numbers"]
+    assert main(["check", str(path), *asked]) == 0
+
+    shown = capsys.readouterr().out
+    assert "public rows: 120, number: price" in shown
+    assert "Party 0: 299 records of shape (6,)" in shown
+    assert "this run: the party takes part" in shown
+    assert "LOOK AT THIS: party-0.csv: 1 labels are no numbers" in shown
+    assert understood(node(files))[0].startswith("3 columns beside the label become 6 numbers")
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv"])
+def test_dealt_files_hold_the_same_numbers(ending: str, tmp_path: Path) -> None:
+    settings = Settings.of(strategy="fedmoments", data="diabetes", num_parties=3)
+    federation = load_federation(settings)
+
+    split = write_split(settings, tmp_path / "split", (ending,))
+
+    assert split.labels == {"task": "numbers"}
+    public = read_public(split.public, (), numbers=True)
+    assert public.y is not None
+    assert federation.dataset.y_public is not None
+    assert np.array_equal(public.y, federation.dataset.y_public)
+    if ending == "npz":
+        _, y = read_labelled(split.parties[0], public)
+        assert np.array_equal(y, federation.dataset.y_train[federation.rows[0]])
+
+
+def test_a_schema_declares_the_bounds_of_numbers(tmp_path: Path) -> None:
+    """No public row is needed, in a simulation or a deployment."""
+    schema = Schema(
+        columns=(
+            NumberColumn(name="size", least=40, most=200),
+            NumberColumn(name="age", least=0, most=80),
+        ),
+        label=SchemaLabel(name="price", least=0, most=600),
+    )
+    schema.save(tmp_path / "schema.json")
+    frame = with_cells(houses(600), {5: "about 40", 6: ""})
+    settings = settings_of(
+        frame,
+        tmp_path,
+        schema=str(tmp_path / "schema.json"),
+        solo=False,
+        pooled=False,
+    )
+    federation = load_federation(settings)
+
+    strategy: Any = federation.strategy()
+    assert federation.dataset.task == "regression"
+    assert [float(bound[0]) for bound in strategy.target_bounds] == [0, 600]
+    assert run_once(settings)["r2"] > 0.8
