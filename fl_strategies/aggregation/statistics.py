@@ -163,7 +163,7 @@ class Statistics:
         Columns are taken to be normal and independent within a group.
         """
         spread = np.where(np.isfinite(self.variances), self.variances, self.variances[0])
-        means = np.where(np.isfinite(self.means), self.means, self.means[0])[1:]
+        means = np.nan_to_num(np.where(np.isfinite(self.means), self.means, self.means[0])[1:])
         least = np.ones(len(self.columns))
         numbers = [self.columns.index(name) for name in self.numbers]
         least[numbers] = self.edges[:, -1] - self.edges[:, 0]

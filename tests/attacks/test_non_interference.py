@@ -42,6 +42,7 @@ from fl_strategies.strategies.fedkt import FedKTParty
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.statistics import NUMBER, Tally
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings
@@ -132,8 +133,8 @@ def relayed(name: str, learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
     return REGISTRY[name].strategy(**options, learner_fn=learner_fn)
 
 
-def registered(name: str, learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
-    return REGISTRY[name].strategy(**COMMON, learner_fn=learner_fn)
+def registered(name: str, learner_fn: LearnerFactory, **options: Any) -> KnowledgeStrategy[Any]:
+    return REGISTRY[name].strategy.from_settings(**COMMON, learner_fn=learner_fn, **options)
 
 
 def fens(learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
@@ -173,6 +174,9 @@ NOISY: Mapping[str, Make] = {
     "fedmoments L2": partial(fedmoments, target_epsilon=1.0, accept_noise=True),
     "fedmoments L2 cosines": partial(
         fedmoments, features="cosines", num_cosines=6, target_epsilon=1.0, accept_noise=True
+    ),
+    "fedstatistics L2": partial(
+        registered, "fedstatistics", target_epsilon=1.0, accept_noise=True
     ),
     "fedmd ldp labels": partial(fedmd, **LDP, noise="gumbel", gamma=0.5),
     "fedmd ldp softmax": partial(fedmd, **LDP, payload="softmax", sigma=1.0),
@@ -215,6 +219,13 @@ MAKERS: Mapping[str, Make] = {
     ),
     "fedmoments central": partial(
         fedmoments, privacy_level="central", target_epsilon=1.0, accept_noise=True
+    ),
+    "fedstatistics central": partial(
+        registered,
+        "fedstatistics",
+        privacy_level="central",
+        target_epsilon=1.0,
+        accept_noise=True,
     ),
     "fedregression central": partial(
         fedregression,
@@ -504,7 +515,9 @@ def test_replies_depend_on_no_record_by_any_way_in(
 
 
 @pytest.mark.parametrize("way", ["list", "array", "frame"])
-@pytest.mark.parametrize("setting", ["fedhistogram", "fedregression", "fedmoments"])
+@pytest.mark.parametrize(
+    "setting", ["fedhistogram", "fedregression", "fedmoments", "fedstatistics"]
+)
 def test_one_record_moves_sums_of_whole_numbers_by_what_is_accounted(
     setting: str, way: str, tmp_path: Path
 ) -> None:
@@ -519,6 +532,17 @@ def test_one_record_moves_sums_of_whole_numbers_by_what_is_accounted(
             2,
             np.empty(0),
             np.empty(0),
+        ),
+        "fedstatistics": Tally(
+            num_values=WIDTH,
+            low=np.full(WIDTH, -90.0),
+            high=np.full(WIDTH, 90.0),
+            kinds=np.full(WIDTH, NUMBER),
+            gaps=np.full(WIDTH, -1),
+            levels=90,
+            digits=1,
+            num_bins=20,
+            num_times=2,
         ),
     }[setting]
     sums = []

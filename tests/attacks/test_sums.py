@@ -24,6 +24,7 @@ from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.statistics import NUMBER, Tally
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
@@ -37,8 +38,25 @@ ROLES = {
     "cells": REGISTRY["fedhistogram"].party,
     "components": REGISTRY["fedregression"].party,
     "moments": REGISTRY["fedmoments"].party,
+    "columns": REGISTRY["fedstatistics"].party,
 }
-SUMMARIES: dict[str, Any] = {"cells": Cells, "components": Components, "moments": SummedMoments}
+SUMMARIES: dict[str, Any] = {
+    "cells": Cells,
+    "components": Components,
+    "moments": SummedMoments,
+    "columns": Tally,
+}
+COLUMNS = Tally(
+    num_values=2,
+    low=np.full(2, -5.0),
+    high=np.full(2, 5.0),
+    kinds=np.full(2, NUMBER),
+    gaps=np.full(2, -1),
+    levels=20,
+    digits=1,
+    num_bins=4,
+    num_times=2,
+)
 SENT: dict[str, dict[str, Array]] = {
     "cells": Cells.of_rows(PUBLIC, 6, 2, np.random.default_rng(0)).to_arrays(),
     "components": Components.of_rows(PUBLIC, 2).to_arrays(),
@@ -50,6 +68,7 @@ SENT: dict[str, dict[str, Array]] = {
         np.empty(0),
         np.empty(0),
     ).to_arrays(),
+    "columns": COLUMNS.to_arrays(),
 }
 APP = client_app(load_toy_party)
 
@@ -181,6 +200,11 @@ def test_few_bytes_cannot_fill_a_partys_memory(kind: str) -> None:
         own |= {"columns": np.zeros(0, np.float32), "turn": sent["turn"]}
         own |= {"folds": np.array([20], np.int32)}
         own |= {"target-centre": np.zeros(0), "target-reach": np.zeros(0)}
+    if kind == "columns":
+        num_classes, places = 10, np.full(width, NUMBER)  # more are refused by their sums
+        y = y % num_classes
+        ones, gaps = np.ones(width), np.full(width, -1)
+        own = replace(COLUMNS, low=-ones, high=ones, kinds=places, gaps=gaps).to_arrays()
     tracemalloc.start()
     SUMMARIES[kind].from_arrays(own, width).of_records(x, y, num_classes, "single-label")
     peak = tracemalloc.get_traced_memory()[1]
@@ -232,6 +256,7 @@ def test_what_is_drawn_is_what_is_charged(
     )
     levels = float(SENT["moments"]["levels"][0])
     least = {"cells": math.sqrt(2), "components": 512, "moments": 5 * 4.5**0.5 * levels**2}
+    least["columns"] = 5 * 2**0.5 * (2 * 2 * 20**2)
     assert event.l2_sensitivity >= least[kind]  # type: ignore[attr-defined]
     assert not event.seeded
 
@@ -308,6 +333,21 @@ def test_a_careful_party_answers_with_its_own_noise_only(
 
     with pytest.raises(RunFailed, match=sentence):
         run_local(strategy, app, 2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 5e-324), (-8e307, 8e307), (1e300, 1.1e300), (-1e-300, 0.0)]
+)
+def test_extreme_bounds_of_columns_change_nothing_about_the_price(
+    low: float, high: float
+) -> None:
+    """Values beyond are at them, whatever they are, and nothing warns of it."""
+    sent = {**SENT["columns"], "low": np.full(2, low), "high": np.full(2, high)}
+    for value in (0.0, 1e30, -1e30, 5e-324):
+        party = replace(toy_party(0), x=np.full((40, 2), value), y=np.zeros(40, np.int64))
+
+        assert answer("columns", sent, party)[1][keys.EPSILON_EXAMPLE] <= 1
 
 
 BOUNDS: list[tuple[list[float], list[float]]] = [

@@ -122,6 +122,11 @@ VARIANTS: Mapping[str, Variant] = {
     "fedmoments-central": _variant(
         "fedmoments", privacy_level="central", target_epsilon=9.0, accept_noise=True
     ),
+    "fedstatistics": _variant("fedstatistics", time="column 1", event="column 2"),
+    "fedstatistics-l2": _variant("fedstatistics", target_epsilon=9.0, accept_noise=True),
+    "fedstatistics-central": _variant(
+        "fedstatistics", privacy_level="central", target_epsilon=9.0, accept_noise=True
+    ),
     "fens": _variant("fens", aggregator="network", num_hidden=3, rounds=2),
     "pkd": _variant("pkd", rounds=2),
     "fedavg": _variant("fedavg", "network", rounds=2),

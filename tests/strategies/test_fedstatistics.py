@@ -89,7 +89,7 @@ def deals() -> dict[str, list[Array]]:
 def rounded(x: Array, low: Sequence[float] = LOW, high: Sequence[float] = HIGH) -> Array:
     """Return records as they are summed, in their own units."""
     below, width = np.array(low), np.array(high) - np.array(low)
-    steps = np.rint((2 * (np.clip(x, low, high) - below) / width - 1) * MOST_LEVELS)
+    steps = np.rint((2 * ((np.clip(x, low, high) - below) / width) - 1) * MOST_LEVELS)
     return below + (steps / MOST_LEVELS + 1) / 2 * width
 
 

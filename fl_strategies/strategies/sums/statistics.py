@@ -38,7 +38,12 @@ from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.sums.options import SumOptions, SumPlanner
 from fl_strategies.strategies.sums.party import SumParty
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
-from fl_strategies.strategies.sums.summary import MOST_EXACT, PartySums, Summary
+from fl_strategies.strategies.sums.summary import (
+    MOST_EXACT,
+    VALUES_AT_ONCE,
+    PartySums,
+    Summary,
+)
 from fl_strategies.wire.knowledge import Metrics
 
 NUM_COLUMNS: Final = "num-columns"
@@ -220,7 +225,8 @@ class Tally(Summary):
         """Return rows, clipped; values that are summed; and where values are missing."""
         flat = np.clip(rows.reshape(len(rows), -1).astype(np.float64), self.low, self.high)
         is_number = self.kinds == NUMBER
-        placed = np.rint((2 * (flat - self.low) / (self.high - self.low) - 1) * self.levels)
+        share = (flat - self.low) / (self.high - self.low)
+        placed = np.rint((2 * share - 1) * self.levels)
         marked = (flat >= 0.5) & ~is_number
         for column in {*self.kinds[self.kinds >= 0].tolist()}:
             own = self.kinds == column
@@ -235,7 +241,7 @@ class Tally(Summary):
     def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
         """Return the sums of some records, as integers."""
         found = np.zeros(self.shape(num_classes, task)[1:], dtype=np.int64)
-        step = max(1, 2**22 // max(len(self.kinds), 1))
+        step = max(1, VALUES_AT_ONCE // (4 * len(self.kinds)))
         for start in range(0, len(x), step):
             part = slice(start, start + step)
             rows = x[part].reshape(len(x[part]), -1)

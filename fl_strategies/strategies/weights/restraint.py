@@ -56,7 +56,7 @@ def read_num_records(meta: Mapping[str, object]) -> int:
     if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
         raise KnowledgeMismatch(
             f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
-            f"got {num_records!r}."
+            f"got {shown(num_records)}."
         )
     return num_records
 
