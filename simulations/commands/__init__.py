@@ -30,6 +30,10 @@ COMMANDS: Final = MappingProxyType(
             "run",
             "show all settings with their defaults, or write them into pyproject.toml",
         ),
+        "schema": (
+            "schema",
+            "write what columns may hold, by a public file or a data dictionary",
+        ),
         "deploy": (
             "deploy",
             "federations with TLS, node authentication and a file for each party",

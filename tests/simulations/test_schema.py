@@ -15,8 +15,10 @@ from flwr.app import Context
 from clients import client_app
 from fl_strategies import Party
 from fl_strategies.errors import InvalidData, InvalidParameter
+from simulations.commands import main as command
+from simulations.commands.schema import from_public
 from simulations.config import Settings, Value
-from simulations.data.schema import Schema
+from simulations.data.schema import Schema, SchemaLabel
 from simulations.data.tables import UNLABELLED
 from simulations.deploy import server_app
 from simulations.deploy.__main__ import main
@@ -460,3 +462,117 @@ def test_deployments_that_contradict_a_schema_are_refused(
 
     with pytest.raises(InvalidParameter, match=sentence):
         load()
+
+
+# The command
+
+
+def written(folder: Path, *options: str) -> dict[str, Any]:
+    """Return what the command writes, read again."""
+    path = folder / "written.json"
+
+    assert command(["schema", *options, "-o", str(path)]) == 0
+
+    return Schema.load(path).to_plain()
+
+
+def test_a_public_file_gives_a_schema_with_round_bounds(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.arange(60)
+    table = pd.DataFrame(
+        {
+            "patient_id": [f"p{n}" for n in rows],
+            "age": 17 + rows * 7 % 60,
+            "gain": [12345 if n == 5 else n % 3 for n in rows],
+            "price": [f"{n},{n % 9}5" for n in rows],
+            "seen": [f"{1 + n % 28}.02.{2015 + n % 3}" for n in rows],
+            "street": [f"street {n}" for n in [*range(55), 0, 1, 2, 3, 4]],
+            "grade": rows % 4,
+            "state": ["ill", "well"] * 30,
+        }
+    )
+    table.loc[3, "street"] = ""
+    table.to_csv(folder / "public.csv", index=False, sep=";")
+
+    plain = written(folder, str(folder / "public.csv"), "--label", "state", "--drop", "street")
+
+    assert plain["label"] == {"name": "state", "classes": ["ill", "well"]}
+    assert plain["columns"] == {
+        "age": {"type": "number", "least": 10, "most": 80},
+        "gain": {"type": "number", "least": 0, "most": 13000, "log": True},
+        "price": {"type": "number", "least": 0, "most": 60, "comma": True},
+        "seen": {
+            "type": "date",
+            "least": "2015-01-01",
+            "most": "2017-12-31",
+            "format": "%d.%m.%Y",
+        },
+        "grade": {"type": "number", "least": 0, "most": 3},
+    }
+    told = capsys.readouterr().err
+    assert "They must not come from private records." in told
+    assert "grade has 4 whole numbers; if they are codes, declare a category" in told
+    assert "left out: patient_id (an id)" in told
+    assert "left out: street (asked for)" in told
+
+
+def test_many_categories_and_numbers_like_ids_are_pointed_out() -> None:
+    rows = np.arange(200)
+    table = pd.DataFrame(
+        {"case": rows[::-1] * 7, "town": [f"t{n % 60}" for n in rows], "cost": rows / 7}
+    )
+
+    schema, notes = from_public("public.csv", table.astype(str), "cost")
+
+    assert schema.label == SchemaLabel(name="cost", least=0, most=30)
+    assert [note.partition(": ")[2].partition(";")[0] for note in notes[1:]] == [
+        "case differs in every row, as an id does",
+        "town has 60 categories",
+    ]
+
+
+def test_a_data_dictionary_gives_a_schema(folder: Path) -> None:
+    lines = [
+        "Name,Type,Least,Most,Values,Meaning",
+        "age,number,0,120,,in years",
+        'town,category,,,"Bonn | Ulm",',
+        "seen,date,2020-01-01,2024-12-31,,",
+        "state,category,,,ill|well,",
+    ]
+    (folder / "dictionary.csv").write_text("\n".join(lines))
+
+    plain = written(folder, str(folder / "dictionary.csv"), "--dictionary", "--label", "state")
+
+    assert plain["label"] == {"name": "state", "classes": ["ill", "well"]}
+    assert plain["columns"] == {
+        "age": {"type": "number", "least": 0, "most": 120},
+        "town": {"type": "category", "values": ["Bonn", "Ulm"]},
+        "seen": {"type": "date", "least": "2020-01-01", "most": "2024-12-31"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (["a,b", "1,2"], "the columns must be those of a data dictionary"),
+        (
+            ["name,type,least,most", "age,number,0,x", "y,number,0,1"],
+            "age': most must be a num",
+        ),
+        (
+            ["name,type", "age,number", "y,number"],
+            "column 'age': least must be a number, got none",
+        ),
+        (["name,type", "age,number", "age,number"], "names must be different, got age"),
+        (["name,type", "age,number"], "label (--label, setting label) must be one of the col"),
+    ],
+)
+def test_a_defect_of_a_dictionary_is_named(
+    folder: Path, lines: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad.csv").write_text("\n".join(lines))
+
+    assert command(["schema", str(folder / "bad.csv"), "--dictionary", "--label", "y"]) == 1
+
+    assert sentence in capsys.readouterr().err
