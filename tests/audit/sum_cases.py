@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from fl_strategies._util import Array, IntArray
+from fl_strategies.features import FeatureMap
 from fl_strategies.learners import Task
 from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source, discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
 from fl_strategies.strategies.sums.histogram import Cells
+from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.statistics import NUMBER, Tally
 from fl_strategies.strategies.sums.summary import Summary
@@ -88,6 +90,7 @@ class Case(NamedTuple):
     x: tuple[Array, Array]
     y: tuple[IntArray, IntArray]
     exact: tuple[IntArray, IntArray]
+    """Multiplied as they are before noise is added."""
 
 
 FAR = 9.0
@@ -96,6 +99,10 @@ SIDE, CONSTANT = 251, 50
 """The features of a row at the edge: 256 times 1 and 0.2, over their length, rounded."""
 CELLS = Cells(np.zeros(2), np.eye(2), np.array([[[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]]))
 COMPONENTS = Components(np.zeros(2), np.eye(2))
+PLAIN = FeatureMap.of_bounds(-np.ones(2), np.ones(2), length=1.0).settled()
+MOMENTS = SummedMoments(PLAIN, 1, np.empty(0), np.empty(0))
+FOLDED = SummedMoments(PLAIN, 2, np.empty(0), np.empty(0))
+OF_A_NUMBER = SummedMoments(PLAIN, 1, np.zeros(1), np.ones(1))
 
 
 PRODUCTS = Tally(
@@ -133,6 +140,49 @@ def tally(first: list[int], second: list[int]) -> IntArray:
 ONE = [128, 0, 0, 0, 0, 0, 128, 0, 128, 0, 0, 181, 0]
 TWO = [256, 64, 64, 64, 64, 0, 256, 0, 256, 0, 0, 181, 181]
 """Counts, values, squares, bins of each number, and times without and with an event."""
+SHARED = 60
+"""Records that both neighbours of moments have, so that their products are not small."""
+CORNER = [178, 178, CONSTANT]
+"""The features of a row in the middle between both axes: 251.03 over the root of 2, rounded."""
+NORTH, SLANTED, ACUTE = [0, SIDE, CONSTANT], [-140, 208, CONSTANT], [120, 220, CONSTANT]
+"""Features of the others; the slanted one is at cosine -1/2 to one along the first axis."""
+EAST = [SIDE, 0, CONSTANT]
+PLACES = {
+    tuple(EAST): (FAR, 0.0),
+    tuple(NORTH): (0.0, FAR),
+    tuple(SLANTED): (-2.8, 4.16),
+    tuple(ACUTE): (2.4, 4.4),
+}
+
+
+def many(own: list[int]) -> Array:
+    """Return records at the corner, and the one that makes the difference."""
+    return np.array([*[(3.0, 3.0)] * SHARED, PLACES[tuple(own)]])
+
+
+def labelled(own: int) -> IntArray:
+    return np.array([*[0, 1] * (SHARED // 2), own])
+
+
+def moments_of(
+    own: list[int], codes: list[list[int]], multiple: int, code: int = 1, squares: int = 0
+) -> IntArray:
+    """Return multiplied moments of the shared records and another one, the last of `codes`.
+
+    Targets are 5 times the rounded 257 times a class, and products 5 and 7 times as large.
+    """
+    features = np.array([*[CORNER] * SHARED, own])
+    targets = features.T @ (np.array(codes) * code)
+    gram = features.T @ features
+    packed = [(5 if i == j else 7) * gram[i, j] for i in range(3) for j in range(i, 3)]
+    middle = [squares] if squares else []
+    return np.array([[*(multiple * targets.ravel()), *middle, *packed]])
+
+
+def one_of(number: int, labels: IntArray) -> list[list[int]]:
+    return [[int(label == k) for k in range(number)] for label in labels]
+
+
 CASES = {
     "histogram": Case(
         CELLS,
@@ -174,6 +224,42 @@ CASES = {
         (rows(0, FAR), rows(0, FAR)),
         (np.array([0, 1, 1]), np.array([0, 1, 0])),
         (outer([0, SIDE, CONSTANT], [1]), outer([0, SIDE, CONSTANT], [-1])),
+    ),
+    "moments of a class": Case(
+        MOMENTS,
+        3,
+        "single-label",
+        (many(EAST), many(SLANTED)),
+        (labelled(1), labelled(1)),
+        (
+            moments_of(EAST, one_of(3, labelled(1)), 5 * 257),
+            moments_of(SLANTED, one_of(3, labelled(1)), 5 * 257),
+        ),
+    ),
+    "moments of two classes": Case(
+        MOMENTS,
+        2,
+        "single-label",
+        (many(EAST), many(ACUTE)),
+        (labelled(1), labelled(0)),
+        (
+            moments_of(EAST, [[1 if y else -1] for y in labelled(1)], 5 * 257),
+            moments_of(ACUTE, [[1 if y else -1] for y in labelled(0)], 5 * 257),
+        ),
+    ),
+    "moments of a number": Case(
+        OF_A_NUMBER,
+        1,
+        "regression",
+        (many(EAST), many(ACUTE)),
+        (
+            np.array([[0.0]] * SHARED + [[FAR]]),
+            np.array([[0.0]] * SHARED + [[-FAR]]),
+        ),
+        (
+            moments_of(EAST, [[0]] * SHARED + [[1]], 5, 256, 256**2),
+            moments_of(ACUTE, [[0]] * SHARED + [[-1]], 5, 256, 256**2),
+        ),
     ),
     "components of labels": Case(
         COMPONENTS,

@@ -11,9 +11,15 @@ from fl_strategies._util import Array, content_hash
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy import noise
 from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source
-from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, STATISTICS_PARTY
+from fl_strategies.strategies.sums import (
+    HISTOGRAM_PARTY,
+    MOMENTS_PARTY,
+    REGRESSION_PARTY,
+    STATISTICS_PARTY,
+)
 from fl_strategies.strategies.sums import party as party_side
 from fl_strategies.strategies.sums.histogram import Cells
+from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.statistics import Tally
 from fl_strategies.wire import keys
@@ -30,7 +36,12 @@ from tests.toys import CentroidLearner
 
 pytestmark = pytest.mark.slow
 RUNS, EPSILON = 1500, 2.0
-ROLES = {Cells: HISTOGRAM_PARTY, Components: REGRESSION_PARTY, Tally: STATISTICS_PARTY}
+ROLES: dict[type, Any] = {
+    Cells: HISTOGRAM_PARTY,
+    Components: REGRESSION_PARTY,
+    SummedMoments: MOMENTS_PARTY,
+    Tally: STATISTICS_PARTY,
+}
 
 
 def audit_answers(name: str) -> AuditResult:
@@ -129,7 +140,9 @@ def lower_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("name", ["histogram", "components of two classes"])
+@pytest.mark.parametrize(
+    "name", ["histogram", "components of two classes", "moments of a class"]
+)
 @pytest.mark.parametrize("break_", [half_the_noise, noise_kept, lower_limit])
 def test_broken_answers_of_a_party_are_caught(
     break_: Any, name: str, monkeypatch: pytest.MonkeyPatch

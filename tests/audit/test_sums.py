@@ -5,16 +5,18 @@ Seeds are fixed, so nothing depends on luck.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from fl_strategies import FedHistogram, FedRegression, Knowledge
+from fl_strategies import FedHistogram, FedMoments, FedRegression, Knowledge
 from fl_strategies._util import Array, IntArray
-from fl_strategies.privacy.mechanisms import GaussianSums
-from fl_strategies.strategies.sums import party, server
+from fl_strategies.privacy.mechanisms import GaussianSums, Release
+from fl_strategies.strategies.sums import moments, party, server
 from fl_strategies.strategies.sums.histogram import Cells
+from fl_strategies.strategies.sums.moments import SummedMoments
 from fl_strategies.strategies.sums.regression import LEVELS, Components
 from fl_strategies.strategies.sums.statistics import Tally
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, direction
@@ -23,10 +25,13 @@ from tests.audit.sum_cases import (
     BROKEN,
     CASES,
     EPSILON,
+    FOLDED,
+    PLAIN,
     DrawnBefore,
     Quiet,
     calibrated,
     caught_by,
+    honest,
     repeat_noise,
     seeded,
 )
@@ -90,7 +95,8 @@ def test_sums_of_neighbouring_records_keep_the_claim(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["histogram", "components of two classes", "products of columns"]
+    "name",
+    ["histogram", "components of two classes", "moments of a class", "products of columns"],
 )
 @pytest.mark.parametrize("kind", BROKEN)
 def test_wrong_noise_of_a_party_is_caught(kind: Any, name: str) -> None:
@@ -104,6 +110,8 @@ def test_a_distance_too_short_is_caught(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Cells, "moved", lambda *_: 1.0)
     monkeypatch.setattr(Tally, "moved", lambda self, *_: math.sqrt(self._moved_values))
     monkeypatch.setattr(Components, "moved", lambda self, *_: self.longest)
+    right = SummedMoments.moved
+    monkeypatch.setattr(SummedMoments, "moved", lambda self, *given: right(self, *given) / 2)
 
     assert "attack" in caught_by(audit_records(name))
 
@@ -124,6 +132,74 @@ def test_rows_that_nobody_shortened_are_caught(
     assert caught_by(audit_records(name)) == {"attack", "fit"}
 
 
+MOMENTS = [name for name in CASES if "moments" in name]
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_products_that_weigh_more_than_is_accounted_are_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 times those of two features, where 7 is just below what their length allows."""
+    monkeypatch.setattr(moments, "_BESIDE", 8)
+
+    assert "fit" in caught_by(audit_records(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTargetsAlone(GaussianSums):
+    """Adds no noise to the last six sums, which are the products of three features."""
+
+    def release(self, sums: Array, rng: Any = None) -> Release:
+        found = honest(self).release(sums, rng)
+        found.values[..., -6:] = sums[..., -6:]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnceForAllFolds(GaussianSums):
+    """Draws the noise of one fold, and adds it to all."""
+
+    def release(self, sums: Array, rng: Any = None) -> Release:
+        drawn = honest(self).release(np.zeros_like(sums[..., :1, :]), rng).values
+        return Release(sums + drawn, self.charges(sums.size))
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_products_without_noise_are_caught(name: str) -> None:
+    """As if features times targets were all that depends on a record."""
+    assert "fit" in caught_by(audit_records(name, OnTargetsAlone))
+
+
+@pytest.mark.parametrize("kind", [GaussianSums, OnceForAllFolds])
+def test_noise_that_folds_share_is_caught(kind: Any) -> None:
+    """Each fold has its own; a record is in the fold of its features."""
+    case = CASES["moments of a class"]
+    folds = [int(FOLDED.folds_of(PLAIN(x[-1:]))[0]) for x in case.x]
+    (common,) = {int(FOLDED.folds_of(PLAIN(x[:1]))[0]) for x in case.x}
+    origin = case.summary.of_records(case.x[0][:-1], case.y[0][:-1], 3, "single-label")
+    multiples = case.summary.multiples(3, "single-label")
+    exact = []
+    for fold, whole in zip(folds, case.exact, strict=True):
+        sums = np.zeros((2, whole.shape[1]), dtype=np.int64)
+        sums[common] += (origin * multiples)[0]
+        sums[fold] += (whole - origin * multiples)[0]
+        exact.append(sums)
+    right = calibrated(FOLDED.moved(3, "single-label"))
+    mechanism = kind(scale=right.scale, l2_sensitivity=right.l2_sensitivity, unit="example")
+    pairs = zip(case.x, case.y, strict=True)
+    own = FOLDED.multiples(3, "single-label")
+    summed = [FOLDED.of_records(x, y, 3, "single-label") * own for x, y in pairs]
+    rng = seeded()
+
+    def draw(side: int, size: int) -> Array:
+        stack = np.broadcast_to(summed[side], (size, *summed[side].shape))
+        return np.asarray(mechanism.release(stack, rng).values)
+
+    result = audit_sums(mechanism, (exact[0], exact[1]), draw, runs=RUNS)
+    assert caught_by(result) >= (set() if kind is GaussianSums else {"fit"})
+    assert result.passed == (kind is GaussianSums)
+
+
 # What a trusted server releases at the party level.
 
 
@@ -142,12 +218,18 @@ def at(shape: tuple[int, ...], **entries: int) -> IntArray:
     return found
 
 
+SETTINGS: dict[Any, dict[str, Any]] = {
+    FedHistogram: {"num_cells": 2},
+    FedRegression: {"num_components": 2},
+    FedMoments: {"features": "columns"},
+}
+
+
 def l1_server(kind: Any) -> Server:
     """Return parties with one entry each: at right angles, or opposite if sums are signed."""
-    setting = {"num_cells": 2} if kind is FedHistogram else {"num_components": 2}
     strategy = kind.from_settings(
         **common_options(3),
-        **setting,
+        **SETTINGS[kind],
         privacy_level="L1",
         target_epsilon=EPSILON,
         accept_noise=True,
@@ -169,6 +251,7 @@ def audit_l1(kind: Any, make: Callable[[Any], Any] = lambda m: m) -> AuditResult
     """Audit directions of parties, as the server checks them, adds them up and blurs them."""
     own = l1_server(kind)
     mechanism = own.strategy._mechanism = make(own.strategy._mechanism)
+    multiples = own.strategy._summary.multiples(3, "single-label")
     checked = [
         [
             own.strategy.check(
@@ -181,12 +264,9 @@ def audit_l1(kind: Any, make: Callable[[Any], Any] = lambda m: m) -> AuditResult
 
     def draw(side: int, size: int) -> Array:
         stacks = [np.broadcast_to(s, (size, *s.shape)) for s in checked[side]]
-        return np.asarray(own.strategy._total(stacks, "sums"))
+        return np.asarray(own.strategy._total(stacks, "sums") * multiples)
 
     return audit_sums(mechanism, own.exact, draw, runs=RUNS)
-
-
-BOTH = [FedHistogram, FedRegression]
 
 
 @pytest.fixture
@@ -195,7 +275,7 @@ def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("repeatable")
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_the_server_keeps_the_claim_of_the_party_level(kind: Any) -> None:
     """Although one of the neighbours has fifty thousand records and the other three."""
     result = audit_l1(kind)
@@ -205,7 +285,7 @@ def test_the_server_keeps_the_claim_of_the_party_level(kind: Any) -> None:
 
 
 @pytest.mark.usefixtures("repeatable")
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("broken", [Quiet, DrawnBefore])
 def test_wrong_noise_of_the_server_is_caught(broken: Any, kind: Any) -> None:
     """At the party level, in the code that adds parties up."""
@@ -221,7 +301,7 @@ def test_wrong_noise_of_the_server_is_caught(broken: Any, kind: Any) -> None:
 
 
 @pytest.mark.usefixtures("repeatable")
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_a_partys_weight_that_nobody_limits_is_caught(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +313,7 @@ def test_a_partys_weight_that_nobody_limits_is_caught(
 
 
 @pytest.mark.usefixtures("repeatable")
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_a_party_that_moves_the_sum_by_its_length_is_caught(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
