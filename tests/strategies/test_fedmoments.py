@@ -269,6 +269,48 @@ def test_no_replaced_record_moves_sums_more_than_is_accounted(
     assert max(worst) > 0.9 * bound
 
 
+@pytest.mark.parametrize(("task", "labels"), [("multi-label", 4), ("regression", 3)])
+@pytest.mark.parametrize("folds", [1, 3])
+def test_no_search_in_more_dimensions_beats_the_proof(
+    task: Task, labels: int, folds: int
+) -> None:
+    """Over real features and targets, by gradients, from another formula than the proof's."""
+    made, rng, size = summary(task, labels, 5), np.random.default_rng(1), 6
+    made = SummedMoments(made.features, folds, made.centre, made.reach)
+    longest, unit = made.features.longest, made.target_unit(task)
+    multiples = made.multiples(labels, task)[0]
+    weights = [
+        multiples[: size * labels].reshape(size, labels) * unit,
+        multiples[size * labels : -21] * unit**2,
+        multiples[-21:],
+    ]
+
+    def sums(row: Array, targets: Array) -> Array:
+        length = max(1.0, float(np.linalg.norm(row)))
+        row, targets = row / length * longest, np.clip(targets, -1, 1)
+        parts = [np.outer(row, targets), targets**2, np.outer(row, row)[np.triu_indices(size)]]
+        pairs = zip(parts, weights, strict=True)
+        kept = [part * own for part, own in pairs if part.size == own.size]
+        return np.concatenate([part.ravel() for part in kept])
+
+    def moved(flat: Array) -> float:
+        one, other = np.split(flat, 2)
+        a, b = (sums(each[:size], each[size:]) for each in (one, other))
+        apart = a - b if folds == 1 else np.concatenate([a, b])
+        return float(np.linalg.norm(apart))
+
+    found = []
+    for _ in range(12):
+        start = rng.normal(size=2 * (size + labels))
+        search = minimize(lambda flat: -moved(flat), start, method="L-BFGS-B")
+        corners = np.where(rng.random(start.shape) < 0.5, search.x, np.sign(start))
+        found += [-search.fun, moved(corners)]
+
+    bound = made.moved(labels, task)
+    assert max(found) <= bound * (1 + 1e-12)
+    assert max(found) > (0.85 if folds == 1 else 0.5) * bound
+
+
 def test_one_label_costs_the_root_of_four_and_a_half() -> None:
     made = summary("single-label", 2)
 
