@@ -352,6 +352,51 @@ def test_products_beyond_the_noise_are_cut() -> None:
     assert total < 1.1 * 40 * longest**2 + size * room
 
 
+def aligned(times: int) -> Lie:
+    """Return sums against the truth that are as long as noise is, or longer."""
+
+    def lie(strategy: Any, sums: IntArray) -> tuple[IntArray, int]:
+        own = toy_party(0)
+        exact = strategy._summary.of_records(own.x, own.y, 3, "single-label")
+        targets, _, _ = strategy._summary.split(exact, 3, "single-label")
+        centred = targets[0] - targets[0].mean(axis=1, keepdims=True)
+        noise = strategy._mechanism.drawn_scale / strategy._summary.multiples(3, "single-label")
+        sent = sums.copy()
+        length = times * noise[0, 0] * math.sqrt(centred.size) / np.linalg.norm(centred)
+        sent[0, : centred.size] -= np.rint(length * centred).astype(np.int64).ravel()
+        return sent, NUM_RECORDS
+
+    return lie
+
+
+@pytest.mark.parametrize(("liars", "times"), [(1, 4), (1, 1000), (3, 1000)])
+def test_noise_that_points_against_the_others_is_none(liars: int, times: int) -> None:
+    """It is as long as noise may be, or is cut to that, and not as noise points."""
+    strategy = federation(FedMoments, "L2")
+
+    run(strategy, aligned(times), liars=liars)
+
+    assert strategy.outliers_ == tuple(range(liars))
+
+
+def test_honest_noise_is_against_nobody() -> None:
+    """In no order of parties, and however much of it there is, in a hundred rounds."""
+    for seed in range(100):
+        strategy = federation(
+            FedMoments, "L2", seed=seed, seeded_noise=True, target_epsilon=0.5 + seed / 10
+        )
+        parts = []
+        for number in range(NUM_PARTIES):
+            own = toy_party(number)
+            sums = strategy._summary.of_records(own.x, own.y, 3, "single-label")
+            multiples = strategy._summary.multiples(3, "single-label")
+            rng = np.random.default_rng([seed, number])
+            noisy = strategy._mechanism.release(sums * multiples, rng).values / multiples
+            parts.append(np.rint(noisy).astype(np.int64))
+
+        assert strategy._find_outliers(parts, np.full(NUM_PARTIES, float(NUM_RECORDS))) == []
+
+
 def test_naming_one_class_for_all_is_no_evidence() -> None:
     """Three of ten call all their records one class; honest parties of one class count."""
     strategy = federation(FedMoments, "L0")

@@ -68,6 +68,8 @@ _FEWEST: Final = 10
 """A party is not compared by classes of which it has fewer records: few contradict anything,
 and count for little."""
 _FEWEST_FOLDS: Final = 3
+_AGREES: Final = 2.0
+"""Of what noise is along the others' direction, a party that agrees with them has more."""
 _LEAST_PENALTY: Final = 1e-8
 _SAMPLING: Final = 0.2
 """Error of a mean over public rows, as a multiple of one over the root of their number."""
@@ -711,23 +713,65 @@ class FedMoments(SumStrategy[SummedMoments]):
         in common, and public rows too, is no evidence: a party that names one class for all
         would otherwise agree with everybody about it.
         """
-        own = self._summary.read(np.asarray(sums), self.num_classes, self.task).all
-        constant = self._summary.features.constant
-        multiple = int(self._summary.multiples(self.num_classes, self.task)[0, 0])
-        of_count = noise / (multiple * constant * self._summary.target_unit(self.task))
-        if self._one_score:
-            # Half of what all records have, of products, and of what classes differ by.
-            of_count = math.hypot(of_count, noise / (_DIAGONAL * constant**2)) / 2
-        if self.task == "single-label":
-            points = moments.class_sums(own, self.num_classes)
-            counts = points[-1] * (self._summary.features.levels / constant)
-        else:
-            points = own.targets[0]
-            several = np.abs(points[-1]) * (self._summary.features.levels / constant)
-            counts = (num_records - several) / 2
+        points, counts = self._points(sums)
+        if self.task != "single-label":
+            counts = (num_records - np.abs(counts)) / 2
+        of_count = self._noise_on_points(noise) / self._summary.features.constant
         known = known_classes(counts, of_count) * (counts >= _FEWEST)
-        usual = self._probes.mean(axis=0) / constant
-        return self._probes @ ((points - np.outer(usual, points[-1])) / num_records), known
+        return self._probes @ (points / num_records), known
+
+    def _points(self, sums: FloatArray | IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return sums of features of each class or label less what all have in common.
+
+        The second are the records of classes, or for labels how many more are of the label.
+        """
+        features = self._summary.features
+        own = self._summary.read(np.asarray(sums), self.num_classes, self.task).all
+        single = self.task == "single-label"
+        summed = moments.class_sums(own, self.num_classes) if single else own.targets[0]
+        points = summed * features.levels
+        usual = self._probes.mean(axis=0) / features.constant
+        return points - np.outer(usual, points[-1]), points[-1] / features.constant
+
+    def _noise_on_points(self, noise: float) -> float:
+        """Return the deviation of the noise on what sums of features of a class are of."""
+        task, constant = self.task, self._summary.features.constant
+        multiple = int(self._summary.multiples(self.num_classes, task)[0, 0])
+        of_targets = noise / (multiple * self._summary.target_unit(task))
+        if not self._one_score:
+            return of_targets
+        # Half of what all records have, of products, and of what classes differ by.
+        return math.hypot(of_targets, noise / (_DIAGONAL * constant)) / 2
+
+    def _find_outliers(
+        self, parts: Sequence[FloatArray | IntArray], sizes: FloatArray
+    ) -> Sequence[int]:
+        """Return parties that contradict most others; with noise, by more than noise can be.
+
+        Noise is as long as all sums are many, but has no direction: along that of the others,
+        of whom each counts as much, it is hardly longer than the noise on a single sum. So a
+        party that is far against them is an outlier, and one that is far with them is none.
+        """
+        found = super()._find_outliers(parts, sizes)
+        noise = self._noise_of_party
+        if not noise or not self.options.exclude_outliers:
+            return found
+        points = [self._points(part)[0] for part in parts]
+        lengths = [max(float(np.linalg.norm(one)), 1e-300) for one in points]
+        pairs = [*zip(points, lengths, strict=True)]
+        total = np.sum([one / length for one, length in pairs], axis=0)
+        usual = self._probes.mean(axis=0) / self._summary.features.constant
+        along = []
+        for one, length in pairs:
+            others = total - one / length
+            others = others / max(float(np.linalg.norm(others)), 1e-300)
+            # Counts are in every feature, as the last one says.
+            spread = np.vstack([others[:-1], usual[:-1] @ others[:-1]])
+            deviation = self._noise_on_points(noise) * float(np.linalg.norm(spread))
+            along.append(float(np.sum(one * others)) / max(deviation, 1e-300))
+        against = {k for k, one in enumerate(along) if one < -most_of_noise(math.sqrt(2))}
+        against |= {k for k in found if along[k] < _AGREES}
+        return sorted(against) if 2 * len(against) < len(parts) else []
 
     @cached_property
     def _probes(self) -> FloatArray:
