@@ -174,8 +174,12 @@ class Statistics:
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and numbers; null for what is not known."""
+        """Return plain lists and numbers; null for what is not known.
+
+        An epsilon without end is null as well, and ``"epsilon-unbounded"`` says so.
+        """
         given: dict[str, Any] = {**vars(self), "quartiles": self.quantiles()}
+        given["epsilon-unbounded"] = self.epsilon == math.inf
         return {name.replace("_", "-"): _plain(value) for name, value in given.items()}
 
     def rows(self) -> list[list[str]]:

@@ -5,6 +5,7 @@
 ``report.html``         the same for people: one file without script or network
 ``privacy.txt``         the privacy statement, in plain words
 ``epsilon.csv``         the charges of each party's releases, per round
+``statistics.json``     statistics of columns, of a strategy that makes some
 ``model/``              the final model, which `clients.load_model` reads
 ======================  ============================================================
 
@@ -36,7 +37,7 @@ from clients.saved_model import (
     save_committee,
     save_model,
 )
-from fl_strategies import KnowledgeStrategy, Learner, write_epsilon_csv
+from fl_strategies import KnowledgeStrategy, Learner, Statistics, write_epsilon_csv
 from fl_strategies._util import SHARED, import_library, replace_file
 from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble, StackedEnsemble
 from fl_strategies.errors import (
@@ -58,6 +59,7 @@ from simulations.results.verdict import percent
 
 PRIVACY: Final = "privacy.txt"
 EPSILON: Final = "epsilon.csv"
+STATISTICS: Final = "statistics.json"
 ROWS_TO_COMPARE: Final = 20
 NEEDED: Final = (
     "strategy",
@@ -88,7 +90,13 @@ class RunFolder:
         return cls(path)
 
     def keep_model(self, federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report:
-        """Write the final model; return its description, or why there is none."""
+        """Write the final model; return its description, or why there is none.
+
+        Statistics, where a strategy makes some, are written beside it.
+        """
+        statistics = getattr(strategy, "statistics_", None)
+        if isinstance(statistics, Statistics):
+            write_json(statistics.to_json(), self.path / STATISTICS)
         try:
             model = strategy.model_
             if isinstance(model, MeanEnsemble | SignedEnsemble | StackedEnsemble):

@@ -136,6 +136,22 @@ def test_a_table_without_a_label_is_described_as_a_whole(
     assert Path("y.html").exists()
 
 
+def test_a_run_writes_statistics_beside_its_model(
+    patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--quiet", "--strategy", "fedstatistics", "--data", "patients.csv"]
+    more = ["--label", "status", "--set=solo=false", "--set=pooled=false"]
+
+    assert main([*words, *more, "--set=num-parties=2"]) == 0
+
+    assert "report.html" in capsys.readouterr().out
+    (file,) = patients.glob("runs/*/statistics.json")
+    told = json.loads(file.read_text("utf-8"))
+    assert told["groups"] == ["all", "class 0", "class 1"]
+    assert told["counts"][0] == 300
+    assert (file.parent / "model").is_dir()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

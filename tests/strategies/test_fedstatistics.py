@@ -403,6 +403,7 @@ def test_the_table_and_json_say_the_same() -> None:
     assert f"{found.means[0, 0]:.5g}" in text[1]
     assert told["means"][0][0] == found.means[0, 0]
     assert told["survival"] is None
+    assert (told["epsilon"], told["epsilon-unbounded"]) == (None, True)
     assert told["quartiles"][0][0][1] == pytest.approx(found.quantiles()[0, 0, 1])
 
 
