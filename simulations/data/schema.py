@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -249,7 +250,8 @@ class Schema:
                 f"of at most {LARGEST_FILE} bytes",
                 path.stat().st_size,
             )
-            given = json.loads(path.read_text(encoding="utf-8-sig"))
+            text = path.read_text(encoding="utf-8-sig")
+            given = json.loads(text, object_pairs_hook=_without_repeats)
         except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, InvalidData):
                 raise
@@ -407,6 +409,18 @@ class Schema:
         return lines
 
 
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, which may not say two things about one name."""
+    twice = _repeated([name for name, _ in pairs])
+    if twice:
+        raise ValueError(f"{listed(twice)} twice")
+    return dict(pairs)
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted(name for name, number in Counter(names).items() if number > 1)
+
+
 def _places(known: Sequence[str], found: Sequence[str]) -> IntArray:
     """Return the place of each word, however its letters and whole numbers are written."""
     exact = {value: place for place, value in enumerate(known)}
@@ -532,7 +546,7 @@ class _Defects:
             self.add(f"{what} must be a list of names, got {_shown(given)}")
             return ()
         values = tuple(str(value).strip() for value in given)
-        twice = sorted({value for value in values if values.count(value) > 1})
+        twice = _repeated(values)
         if twice:
             self.add(f"{what} must be different, got {listed(twice)} twice")
         gaps = [value for value in values if value in MISSING]

@@ -252,6 +252,9 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidData, match=r"schema\.json: the schema must be JSON, got"):
         Schema.load(path)
+    path.write_text('{"label": {}, "columns": {"age": {}, "town": {}, "age": {}}}')
+    with pytest.raises(InvalidData, match=r"the schema must be JSON, got age twice"):
+        Schema.load(path)
     with pytest.raises(InvalidParameter, match="schema must be a file that exists"):
         Schema.load(tmp_path / "none.json")
 
