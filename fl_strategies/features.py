@@ -11,7 +11,7 @@ sum of products is rounded, in any order.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Self
@@ -252,11 +252,19 @@ class FeatureMap:
     @one_blas_thread()
     def __call__(self, rows: Array) -> IntArray:
         """Return the features of rows, (n, num_features), as whole numbers."""
+        nothing = np.empty((0, self.num_features), dtype=np.int64)
+        return np.concatenate([nothing, *self._parts(rows)])
+
+    @one_blas_thread()
+    def times(self, rows: Array, weights: FloatArray) -> FloatArray:
+        """Return features of length 1 times weights, (n, columns), holding few at once."""
+        nothing = np.empty((0, weights.shape[1]))
+        parts = (part / self.levels @ weights for part in self._parts(rows))
+        return np.concatenate([nothing, *parts])
+
+    def _parts(self, rows: Array) -> Iterator[IntArray]:
         step = max(1, _AT_ONCE // max(self.num_values, self.num_features))
-        parts = [self._features(rows[at : at + step]) for at in range(0, len(rows), step)]
-        if not parts:
-            return np.empty((0, self.num_features), dtype=np.int64)
-        return np.concatenate(parts)
+        return (self._features(rows[at : at + step]) for at in range(0, len(rows), step))
 
     def _features(self, rows: Array) -> IntArray:
         placed = self.placed(rows)

@@ -120,7 +120,7 @@ class MomentsLearner(ScoreLearner):
 
     @one_blas_thread()
     def _outputs(self, x: Array) -> FloatArray:
-        return self._computed(x) @ self._weights
+        return self._features.times(x, self._weights)
 
     def _to_arrays(self) -> dict[str, Array]:
         errors = {} if self._errors is None else {_ERRORS: self._errors.copy()}
@@ -139,3 +139,6 @@ class MomentsLearner(ScoreLearner):
         self._errors = (
             require_array(owner, arrays, _ERRORS, np.float64, shape) if has_errors else None
         )
+        if self._errors is not None:
+            least = float(self._errors.min())
+            require_known(least >= 0, owner, _ERRORS, "at least 0", least)

@@ -23,6 +23,7 @@ from clients import (
     ForestScores,
     KernelRidgeLearner,
     LightGBMLearner,
+    MomentsLearner,
     MultiLabelLearner,
     RidgeLearner,
     SklearnLearner,
@@ -283,6 +284,23 @@ def wide_logistic() -> tuple[Any, Arrays]:
     return learner, {**fitted(learner), "width": np.array([2**24])}
 
 
+def moments(**changes: np.ndarray) -> tuple[Any, Arrays]:
+    """Return a linear model of features, of which some arrays are others."""
+    learner = MomentsLearner(num_classes=3, num_cosines=6)
+    return learner, {**fitted(learner), **changes}
+
+
+def many_cosines(num_cosines: int = 4083) -> tuple[Any, Arrays]:
+    weights = np.ones((WIDTH + num_cosines + 1, 3))
+    waves = np.ones((WIDTH, num_cosines), np.float32)
+    return moments(waves=waves, phases=waves[0], weights=weights)
+
+
+def many_products(number: int = 4080) -> tuple[Any, Arrays]:
+    pairs, weights = np.zeros((number, 2), np.int32), np.ones((WIDTH + number + 7, 3))
+    return moments(pairs=pairs, products=np.ones(number, np.float32), weights=weights)
+
+
 # Folders of saved models, whose description names sizes as well.
 
 
@@ -380,6 +398,10 @@ ATTACKS: Mapping[str, Attack] = {
     "pipeline: 16 million columns": wide_bayes,
     "logistic: 16 million columns": wide_logistic,
     "kernel: many rows": many_support_rows,
+    "moments: many cosines": many_cosines,
+    "moments: many products": many_products,
+    "moments: bands without cosines": lambda: moments(height=np.ones(2 * 10**5, np.float32)),
+    "moments: 16 million columns": lambda: moments(width=np.array([2**24])),
     "kernel: rows that are not there": broadcast_rows,
     "network: of another size": large_network,
     "network: tiny weights": tiny_weights,

@@ -4,6 +4,7 @@ Time is that of the processor, for rebuilding a model and scoring 50 rows; multi
 are tried with up to 350 labels. `clients.tabular.base` says what takes longer.
 """
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fl_strategies.party.role import receive_model
 from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.client_app import build_party
-from tests.attacks.hostile_models import ATTACKS, MEGABYTE
+from tests.attacks.hostile_models import ATTACKS, MEGABYTE, WIDTH, many_cosines, moments
 from tests.attacks.receiver import Receiver, running
 
 MOST_BYTES = 64 * 2**20
@@ -75,6 +76,35 @@ def test_a_model_that_the_operator_did_not_name_is_refused(tmp_path: Path) -> No
         known = "extra-trees, logistic-regression, random-features, random-forest, ridge"
         with pytest.raises(KnowledgeMismatch, match=f"one of {known}, got.* receives in a"):
             receive_model(plain, sent)
+
+
+def test_moments_of_many_features_take_no_memory_for_many_rows() -> None:
+    """A small model once took 60 kB for each row that it was asked about."""
+    learner, arrays = many_cosines()
+    model, rows = learner.from_arrays(arrays), np.zeros((20_000, WIDTH))
+    tracemalloc.start()
+    model.predict(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 400 * 2**20
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308])
+@pytest.mark.parametrize("name", ["weights", "errors", "scale", "waves", "height"])
+@pytest.mark.filterwarnings("error")
+def test_extreme_moments_have_finite_scores_or_are_refused(name: str, value: float) -> None:
+    learner, arrays = moments()
+    arrays["errors"] = np.ones_like(arrays["weights"])
+    largest = np.finfo(arrays[name].dtype).max
+    arrays[name] = np.full_like(arrays[name], np.clip(value, -largest, largest))
+    rows = np.random.default_rng(0).normal(size=(9, WIDTH)) * 10.0 ** np.arange(-4, 5)[:, None]
+    if name == "errors" and value < 0:
+        with pytest.raises(KnowledgeMismatch, match="errors must be at least 0"):
+            learner.from_arrays(arrays)
+        return
+
+    assert np.isfinite(learner.from_arrays(arrays).logits(rows)).all()
 
 
 @pytest.mark.parametrize("name", ["logistic-regression", "ridge"])
