@@ -46,7 +46,7 @@ from simulations.runtime import local
 from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
 
-DATA_OPTIONS: Final = ("data", "label", "drop", "learner")
+DATA_OPTIONS: Final = ("data", "label", "drop", "schema", "learner")
 BLOCK: Final = "tool.flwr.app.config"
 PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -57,6 +57,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
     parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to drop")
+    parser.add_argument("--schema", metavar="SCHEMA", help="file that declares the columns")
     parser.add_argument(
         "--learner",
         metavar="NAMES",

@@ -579,3 +579,16 @@ def test_a_defect_of_a_dictionary_is_named(
     assert command(["schema", str(folder / "bad.csv"), "--dictionary", "--label", "y"]) == 1
 
     assert sentence in capsys.readouterr().err
+
+
+def test_a_run_names_its_schema_by_an_option(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {"data": folder / "t.csv", "schema": folder / "schema.json"}
+    given = [f"--{name}={path}" for name, path in paths.items()]
+    more = ["num-parties=2", "solo=false", "pooled=false", f"output-dir={folder / 'runs'}"]
+
+    code = command(["run", "--strategy=fedmoments", *given, *(f"--set={one}" for one in more)])
+
+    assert code == 0
+    assert "0 public, 40 test" in capsys.readouterr().err
