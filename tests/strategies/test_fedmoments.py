@@ -102,7 +102,7 @@ def test_every_division_of_the_records_gives_the_same_bits(settings: dict[str, A
 
     first = weights_of(found["one"])
     assert {name for name, one in found.items() if weights_of(one) != first} == set()
-    assert (found["one"].model_.predict(X[TEST]) == Y[TEST]).mean() > 0.9
+    assert (found["one"].model_.predict(X[TEST]) == Y[TEST]).mean() > 0.85
 
 
 def test_digits_dealt_by_label_are_learned_as_well_as_pooled() -> None:

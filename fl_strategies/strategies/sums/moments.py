@@ -70,8 +70,10 @@ and count for little."""
 _FEWEST_FOLDS: Final = 3
 _AGREES: Final = 2.0
 """Of what noise is along the others' direction, a party that agrees with them has more."""
+_WORTH_THE_NOISE: Final = 0.1
+"""Weight of noisy products beside public ones from which ridge regression is better."""
 _LEAST_PENALTY: Final = 1e-8
-_SAMPLING: Final = 0.2
+_SAMPLING: Final = 0.1
 """Error of a mean over public rows, as a multiple of one over the root of their number."""
 # Consecutive odd multiples of it scatter the features of a row over 64 bits.
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -846,14 +848,18 @@ class FedMoments(SumStrategy[SummedMoments]):
 
     @property
     def _head(self) -> Head:
-        """The head asked for; by default logistic regression where public rows allow for noise.
+        """The head asked for; by default logistic regression where noise hides products.
 
-        They then stand for the records, and no noise on products is in it.
+        Public rows then stand for the records, and no noise on products is in it.
         """
         if self.options.head != "auto":
             return self.options.head
-        logistic = self.options.privacy is not None and len(self.public)
-        return "logistic" if logistic and self.task != "regression" else "ridge"
+        mechanism = self._mechanism
+        if mechanism is None or not len(self.public) or self.task == "regression":
+            return "ridge"
+        noise = self._summed(mechanism)
+        share, _ = self._trust(self._deviations(noise, float(self._num_records))[0])
+        return "ridge" if share > _WORTH_THE_NOISE else "logistic"
 
     def _logistic(self, own: Moments, noise: float) -> Solution:
         """Return logistic regression, whose expectations are those over public rows."""
