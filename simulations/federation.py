@@ -69,7 +69,7 @@ USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
 SCORERS = ("xgboost-scores", "forest-scores", "mlp")
 """The same where models learn from scores or travel."""
 FINAL = ("extra-trees", "xgboost-scores", "mlp")
-REGRESSORS = ("xgboost-scores", "forest-scores", "ridge")
+REGRESSORS = ("forest-scores", "xgboost-scores", "ridge")
 """Models that parties and server have by default where targets are numbers."""
 MARGIN = 1.0
 MARGIN_WITH_NOISE = 0.1

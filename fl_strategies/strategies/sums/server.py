@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.evidence import believed_sizes
-from fl_strategies.aggregation.pool import LEAST_TYPICAL, outliers
+from fl_strategies.aggregation.pool import LEAST_OF_TYPICAL, LEAST_TYPICAL, outliers
 from fl_strategies.errors import KnowledgeMismatch, require
 from fl_strategies.learners import (
     Learner,
@@ -60,7 +60,11 @@ _PRICES: Final[Mapping[str, Sequence[str]]] = {
 _TOTAL: Final = "total"
 LEAST_AGREEMENT: Final = 0.5
 """With noise, no party is excluded where the median one agrees less than this with the others:
-small parties' sums are mostly noise then."""
+small parties' sums are mostly noise then. Of numbers neither: a curve that differs from range to
+range is no contradiction."""
+OPPOSED: Final = -0.5
+"""Of numbers, a party is excluded if it opposes the others by more than this share of the
+median party's agreement: curves may rise in the range of one party and fall in another's."""
 
 
 class Counted(NamedTuple):
@@ -396,6 +400,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         is none where the noise comes later.
         """
         options, noise = self.options, self._noise_of_party
+        numeric = self.task == "regression"
         if options.level not in ("L0", "L2") or not options.exclude_outliers:
             return []
         pairs = zip(parts, sizes, strict=True)
@@ -404,7 +409,8 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
             lambda position: evidence[position][0],
             np.array([known for _, known in evidence]),
             np.ones(len(evidence), dtype=np.int64),
-            least_typical=LEAST_AGREEMENT if noise else LEAST_TYPICAL,
+            least_typical=LEAST_AGREEMENT if noise or numeric else LEAST_TYPICAL,
+            least_of_typical=OPPOSED if numeric else LEAST_OF_TYPICAL,
         )
         return [*found]
 
