@@ -713,8 +713,8 @@ class FedMoments(SumStrategy[SummedMoments]):
         A class is known by its own records alone: a party of one class contradicts nobody.
         Labels are known where some records have them and some have not. What all records have
         in common, and public rows too, is no evidence: a party that names one class for all
-        would otherwise agree with everybody about it. Of numbers, features times the distance
-        from the party's own mean count: a party of low targets contradicts none of high ones.
+        would otherwise agree with everybody about it. Of numbers without noise the party's own
+        means are what its records have in common: low targets contradict no high ones.
         """
         points, counts = self._points(sums)
         if self.task != "single-label":
@@ -734,8 +734,8 @@ class FedMoments(SumStrategy[SummedMoments]):
         summed = moments.class_sums(own, self.num_classes) if single else own.targets[0]
         points = summed * features.levels
         usual = self._probes.mean(axis=0) / features.constant
-        if self.task == "regression":
-            usual = own.gram[0][:, -1] / max(float(own.gram[0][-1, -1]), 1e-300)
+        if self.task == "regression" and not self._noise_of_party:
+            usual = own.gram[0][:, -1] / (own.gram[0][-1, -1] or 1.0)
         return points - np.outer(usual, points[-1]), points[-1] / features.constant
 
     def _noise_on_points(self, noise: float) -> float:
@@ -743,9 +743,6 @@ class FedMoments(SumStrategy[SummedMoments]):
         task, constant = self.task, self._summary.features.constant
         multiple = int(self._summary.multiples(self.num_classes, task)[0, 0])
         of_targets = noise / (multiple * self._summary.target_unit(task))
-        if task == "regression":
-            # What a party's own rows have in common has noise as well.
-            return math.hypot(of_targets, noise / (_BESIDE * constant))
         if not self._one_score:
             return of_targets
         # Half of what all records have, of products, and of what classes differ by.

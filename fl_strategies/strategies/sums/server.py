@@ -60,8 +60,8 @@ _PRICES: Final[Mapping[str, Sequence[str]]] = {
 _TOTAL: Final = "total"
 LEAST_AGREEMENT: Final = 0.5
 """With noise, no party is excluded where the median one agrees less than this with the others:
-small parties' sums are mostly noise then. Of numbers neither: a curve that differs from range to
-range is no contradiction."""
+small parties' sums are mostly noise then. Of numbers neither: a curve that differs from range
+to range is no contradiction."""
 OPPOSED: Final = -0.5
 """Of numbers, a party is excluded if it opposes the others by more than this share of the
 median party's agreement: curves may rise in the range of one party and fall in another's."""
