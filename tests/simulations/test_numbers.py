@@ -15,7 +15,13 @@ from flwr.app import Context
 from clients.app import client_app
 from fl_strategies import REGISTRY
 from fl_strategies._util import Array
-from fl_strategies.errors import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.strategies.fedkd.server import (
+    PartyScores,
+    precise_mean,
+    read_predictions,
+)
+from fl_strategies.wire.knowledge import Knowledge
 from simulations.config import Settings, Value
 from simulations.data.schema import NumberColumn, Schema, SchemaLabel
 from simulations.data.sets import Request, load_dataset
@@ -200,11 +206,24 @@ def test_parties_may_hold_different_ranges() -> None:
 # Strategies and bounds
 
 
+ABLE = {"akd", "avgkd", "ekd", "pkd", "fedavg", "feddf", "fedkd", "fedmoments", "scaffold"}
+
+
 def test_strategies_that_learn_no_numbers_say_so(tmp_path: Path) -> None:
     able = r"one of akd, avgkd, ekd, .*fedmoments.* for numeric targets, got "
     for name in {*REGISTRY} - {"fedstatistics"}:  # which describes columns and learns nothing
         federation = load_federation(settings_of(houses(100), tmp_path, strategy=name))
-        if name in ("akd", "avgkd", "ekd", "pkd", "fedavg", "feddf", "scaffold", "fedmoments"):
+        if name in (
+            "akd",
+            "avgkd",
+            "ekd",
+            "pkd",
+            "fedavg",
+            "feddf",
+            "fedkd",
+            "scaffold",
+            "fedmoments",
+        ):
             assert federation.strategy().name == name
         else:
             with pytest.raises(InvalidParameter, match=f"strategy must be {able}'{name}'"):
@@ -280,6 +299,54 @@ def test_a_party_that_turns_numbers_around_is_not_counted(tmp_path: Path) -> Non
 
     assert strategy.outliers_ == (3,)
     assert federation.quality(strategy.model_) > 0.98
+
+
+def test_fedkd_weights_predictions_by_their_error(tmp_path: Path) -> None:
+    """It is above the mean party, and claims to be exact are believed within limits."""
+    runs = [
+        run_once(
+            settings_of(
+                houses(), tmp_path, strategy="fedkd", seed=seed, data="diabetes", label=None
+            )
+        )
+        for seed in range(2)
+    ]
+    assert all(one["r2"] > one["solo-r2"] + 0.1 for one in runs)
+
+    rows = np.ones((2, 1))
+    sent = [PartyScores(n * rows, np.array([e])) for n, e in ((1, 4.0), (2, 4.0), (9, 0.0))]
+    assert precise_mean(sent).ravel() == pytest.approx([(1 + 2 + 4 * 9) / 6] * 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"weights": "noisy-counts"}, "noise must be none for numeric targets, for which"),
+        ({"weights": "uniform", "consensus": "median"}, "consensus must be 'mean' for numeric"),
+        ({"weights": "counts", "scale": "max"}, "scale must be 'clip' for numeric targets"),
+    ],
+)
+def test_fedkd_says_what_numbers_do_not_have(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    federation = load_federation(settings_of(houses(100), tmp_path, strategy="fedkd", **given))
+    with pytest.raises(InvalidParameter, match=message):
+        federation.strategy()
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"scores": np.ones((2, 1)), "error": np.array([-1.0])},
+        {"scores": np.ones((2, 1)), "error": np.array([np.inf])},
+        {"scores": np.full((2, 1), np.nan), "error": np.ones(1)},
+        {"scores": np.ones((3, 1)), "error": np.ones(1)},
+        {"scores": np.ones((2, 1))},
+    ],
+)
+def test_fedkd_refuses_impossible_predictions(arrays: dict[str, Array]) -> None:
+    with pytest.raises(KnowledgeMismatch, match="must be"):
+        read_predictions(Knowledge("scores", arrays), (2, 1))
 
 
 def test_reports_show_numbers(tmp_path: Path) -> None:

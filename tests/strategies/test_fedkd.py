@@ -417,7 +417,11 @@ SPENT_ON_COUNTS = {"weights": "noisy-counts", "target_epsilon": 1.0, "count_epsi
             "temperature must be omitted unless loss is 'kl'",
         ),
         (toy_fedkd, {"num_predictions": 2}, "augmentation must be given"),
-        (toy_fedkd, {"task": "regression"}, "task must be a classification"),
+        (
+            toy_fedkd,
+            {"task": "regression", "weights": "noisy-counts"},
+            "noise must be none for numeric targets, for which fedmoments has some",
+        ),
         (toy_fedkd, {"weights": "uniform", "gamma": -1.0}, "gamma must be greater than 0"),
         (toy_fedkd, {"gamma": 1.0}, "weights must be 'uniform' or 'noisy-counts' with noise"),
         (toy_fedkd, {"scale": "max"}, "scale must be 'clip' with evidence"),

@@ -76,6 +76,7 @@ PHASE = "request"
 BOUND = "bound"
 TASK = "task"
 LOGITS = "logits"
+ERROR = "error"
 NUM_UNCOVERED = "num-uncovered"
 """Metric: parties that find the public rows unlike their records."""
 
@@ -85,6 +86,7 @@ MAX_PREDICTIONS = 2**20
 UNPROTECTED = "logits left the party without noise"
 EXACT_COUNTS = "exact class counts left the party"
 PRIVATE_SCALE = "the quantization scale is the largest logit of all private models"
+INEXACT = "the mean squared error on own records left the party"
 COUNTED = "class counts protect examples, not parties"
 
 
@@ -192,6 +194,17 @@ class FedKDOptions(Options):
         """Whether parties send evidence instead of logits."""
         return self.weights in ("evidence", "noisy-evidence")
 
+    def check_task(self, owner: str, task: Task) -> None:
+        """Raise `InvalidParameter` for settings that numeric targets do not have."""
+        if task != "regression":
+            return
+        plain = self.privacy is None and not self.counts_noisily
+        rule = "none for numeric targets, for which fedmoments has some"
+        require(plain, owner, "noise", rule, self.weights if self.privacy is None else "some")
+        require(self.scale == "clip", owner, "scale", "'clip' for numeric targets", self.scale)
+        rule = "'mean' for numeric targets"
+        require(self.consensus == "mean", owner, "consensus", rule, self.consensus)
+
     @property
     def counts_noisily(self) -> bool:
         """Whether class counts leave with noise, at the price of `count_epsilon`."""
@@ -251,6 +264,7 @@ def release_plan(
         models=False,
         trusted=privacy is not None,
         seeded=options.seeded_noise,
+        fits=3 if facts.task == "regression" else 1,
         predictions=options.num_predictions * facts.num_public,
         unit="party" if options.weights == "uniform" else "example",
         delta=privacy.delta if privacy else options.delta,
@@ -265,6 +279,9 @@ def _price(
 ) -> Price:
     num_rows = facts.num_records + options.public_labels * facts.num_public
     training = () if facts.trainer is None else tuple(plan_of(facts.trainer(), num_rows))
+    if facts.task == "regression":
+        record = (*open_charges(UNPROTECTED), *open_charges(INEXACT))
+        return Price(record=record, unprotected=(UNPROTECTED, INEXACT))
     if phase == "scale":
         record = open_charges(PRIVATE_SCALE)
         return Price(record=record, training=training, unprotected=(PRIVATE_SCALE,))

@@ -15,9 +15,9 @@ from fl_strategies.aggregation.votes import (
     label_evidence,
     valid_counts,
 )
-from fl_strategies.errors import require_known
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, require_known
 from fl_strategies.learners import Learner
-from fl_strategies.party.party import Party
+from fl_strategies.party.party import LARGEST_VALUE, Party
 from fl_strategies.party.role import (
     ArrayField,
     PartyRole,
@@ -36,6 +36,7 @@ from fl_strategies.party.role import (
 from fl_strategies.release import Price, ReleasePlan
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
+    ERROR,
     LOGITS,
     MAX_BOUND,
     PHASE,
@@ -89,6 +90,8 @@ class FedKDParty(PartyRole):
         facts = facts_of(party) if work.kept is None else replace(facts_of(party), trainer=None)
         plan = release_plan(work.options, facts, work.phase)
         work.price, _, metrics = charge_plan(party, plan, state)
+        if party.task == "regression":
+            return work.numbers(), metrics
         if work.options.sends_evidence:
             return work.evidence(), metrics
         kept.logits = None  # another request starts anew
@@ -111,6 +114,10 @@ class _Work:
         self.party, self.seed = party, read_seed(config)
         self.options = options = FedKDOptions.received(config)
         self.phase: Phase = config_choice(config, PHASE, PHASES)  # type: ignore[assignment]
+        try:
+            options.check_task("Server", party.task)
+        except InvalidParameter as error:
+            raise KnowledgeMismatch(str(error)) from error
         self.bound = 1.0  # of no meaning for a scale
         if self.phase == "scores":
             self.bound = config_float(config, BOUND, minimum=1e-12, maximum=MAX_BOUND)
@@ -149,6 +156,24 @@ class _Work:
         if self.party.task == "single-label":
             logits = logits - logits.mean(axis=1, keepdims=True)
         return logits
+
+    def numbers(self) -> Knowledge:
+        """Return predictions, and the mean squared error that tells how exact they are.
+
+        It is that of models of one half of the records on the other half, so that a model
+        that knows its records by heart is not taken for exact.
+        """
+        predictions, (x, y) = self._fitted_logits(), self.rows
+        rng, errors = self.party.rng(self.seed, "halves"), []
+        halves = np.array_split(rng.permutation(len(y)), 2)
+        for learned, others in (halves, halves[::-1]):
+            if len(learned) and len(others):
+                model = self.party.learner_fn().fit(x[learned], y[learned], rng=rng)
+                errors.append(np.square(model.logits(x[others]) - y[others]).ravel())
+        error = float(np.concatenate(errors).mean()) if errors else LARGEST_VALUE
+        arrays = {"scores": predictions.astype(np.float64), ERROR: np.array([error])}
+        arrays[ERROR] = np.nan_to_num(arrays[ERROR], nan=LARGEST_VALUE, posinf=LARGEST_VALUE)
+        return Knowledge("scores", arrays)
 
     def evidence(self) -> Knowledge:
         """Return the model's logits without the class shares of its records."""

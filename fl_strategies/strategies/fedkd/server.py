@@ -53,6 +53,7 @@ from fl_strategies.server.strategy import (
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
     COUNTED,
+    ERROR,
     MAX_BOUND,
     NUM_UNCOVERED,
     PHASE,
@@ -97,6 +98,32 @@ def read_scale(knowledge: Knowledge) -> float:
     fits = one and bool(0 < scale[0] <= MAX_BOUND)
     require_known(fits, "scale", "the largest logit", rule, found)
     return float(scale[0])
+
+
+def read_predictions(knowledge: Knowledge, shape: tuple[int, int]) -> PartyScores:
+    """Return a party's predictions of numeric targets, and its mean squared error."""
+    values = knowledge.arrays.get("scores", np.empty(0))
+    error = knowledge.arrays.get(ERROR, np.empty(0))
+    fits = values.dtype == np.float64 and values.shape == shape
+    finite = fits and bool(np.isfinite(values).all())
+    require_known(finite, "Reply", "scores", f"finite numbers of shape {shape}", values.shape)
+    one = error.dtype == np.float64 and error.shape == (1,)
+    known = one and bool(0 <= error[0] < np.inf)
+    require_known(known, "Reply", ERROR, "one number, at least 0", error.shape)
+    return PartyScores(values, error)
+
+
+def precise_mean(sent: Sequence[PartyScores]) -> FloatArray:
+    """Return the mean of predictions, each weighted by one over its squared error.
+
+    Nobody is believed to be more exact than with a quarter of the median party's error.
+    """
+    known = [(one.values, one.counts) for one in sent]
+    pairs = [(v, float(e[0])) for v, e in known if v is not None and e is not None]
+    errors = np.array([error for _, error in pairs])
+    weights = 1 / np.maximum(errors, max(float(np.median(errors)) / 4, 1e-30))
+    values = [value for value, _ in pairs]
+    return np.asarray(np.tensordot(weights / weights.sum(), np.stack(values), axes=1))
 
 
 MOST_KEPT: Final = 1000
@@ -193,7 +220,9 @@ class FedKD(KnowledgeStrategy[Answer]):
         learning rate and augmentation of the rows are the learner's own settings.
     learner_name : str
         What parties call the final model when it is delivered to them.
-    task : "single-label" or "multi-label"
+    task : "single-label", "multi-label" or "regression"
+        Of numbers parties send predictions and how exact they are, and the server distils
+        the mean of predictions, weighted by one over the squared error.
     options : FedKDOptions, optional
     **federation
         See `KnowledgeStrategy`.
@@ -216,6 +245,7 @@ class FedKD(KnowledgeStrategy[Answer]):
 
     name: ClassVar[str] = "fedkd"
     options_type = FedKDOptions
+    tasks = ("single-label", "multi-label", "regression")
     identified_by = (*KnowledgeStrategy.identified_by, "class_share")
     final_learner_needs = (SoftLearner,)
     private_variants = (
@@ -250,7 +280,6 @@ class FedKD(KnowledgeStrategy[Answer]):
         public = public_array("FedKD", public)
         require(len(public) > 0, "FedKD", "public", "at least one row", len(public))
         check_task("FedKD", task, num_classes)
-        require(task != "regression", "FedKD", "task", "a classification", task)
         check_factories("FedKD", learner_fn, num_classes)
         require_soft("FedKD", learner_fn())
         self.public = public
@@ -259,12 +288,16 @@ class FedKD(KnowledgeStrategy[Answer]):
         self.model_name = learner_name
         self.task = task
         self.options = options or FedKDOptions()
+        self.options.check_task("FedKD", task)
         times = self.options.num_predictions
         check_augmentation("FedKD", self.options.augmentation, public, times)
         if self.options.counts_noisily:
             self.options.count_mechanism(task, num_classes)
         self.class_share = read_class_share(
-            "FedKD", self.options.class_share, num_classes, task
+            "FedKD",
+            self.options.class_share,
+            num_classes,
+            "single-label" if task == "regression" else task,
         )
         self.outliers_: tuple[int, ...] = ()
         self.begin_round()
@@ -318,12 +351,15 @@ class FedKD(KnowledgeStrategy[Answer]):
     @property
     def most_score_bytes(self) -> int:
         """Bytes of a party's scores; 0 with noise, which is not on them yet."""
-        public = self.bound_ is not None and not self.plan.trusted
+        known = self.bound_ is not None and self.task != "regression"
+        public = known and not self.plan.trusted
         return self._form.num_bytes(self._shape) if public else 0
 
     def begin_round(self) -> bool:
         """Make room for the evidence, or the scores, of a round."""
         self._summed: SummedScores | None = None
+        if self.task == "regression":
+            return True
         self._pool = EvidencePool(
             self._shape,
             bound=self.options.clip,
@@ -356,6 +392,8 @@ class FedKD(KnowledgeStrategy[Answer]):
         """Return one party's largest logit, or its scores, class counts and contrast."""
         if self.reply_kind == "scale":
             return read_scale(knowledge)
+        if self.task == "regression":
+            return read_predictions(knowledge, self._shape)
         values = self._form.from_wire(knowledge.arrays.get("scores", np.empty(0)), self._shape)
         if self.options.weights == "uniform":
             return PartyScores(values)
@@ -368,7 +406,7 @@ class FedKD(KnowledgeStrategy[Answer]):
     def add(self, reply: PartyReply[Answer]) -> None:
         """Sum evidence as it comes; keep anything else, of many parties its sums alone."""
         sent, options = reply.knowledge, self.options
-        if isinstance(sent, float):
+        if isinstance(sent, float) or self.task == "regression":
             super().add(reply)
             return
         if options.sends_evidence and sent.values is not None and sent.counts is not None:
@@ -389,24 +427,29 @@ class FedKD(KnowledgeStrategy[Answer]):
         sent = [each for each in answers if isinstance(each, PartyScores)]
         if scales:
             return None, self._settle_scale(scales)
+        if self.task == "regression":
+            return self._distilled(precise_mean(sent)), {}
         if self.options.sends_evidence:
             scores, metrics = self._evidence(len(sent))
         else:
             scores, metrics = self._weighted(sent)
+        return self._distilled(scores), metrics
+
+    def _distilled(self, scores: FloatArray) -> ArrayRecord | None:
+        """Train the final model on public rows; return it as it is delivered."""
         self.state.ended = True
-        rows = [
-            augmented(self.public, self.options.augmentation, self.seed, number)
-            for number in range(self.options.num_predictions)
-        ]
-        student = require_soft("FedKD", self.learner_fn())
-        recipe = self.options.recipe(self.task)
-        model = student.distill(
-            np.concatenate(rows),
-            link_scores(scores, recipe),
-            rng=derive_rng(self.seed, "server", "final"),
-            recipe=recipe,
+        options, numbers = self.options, range(self.options.num_predictions)
+        rows = np.concatenate(
+            [augmented(self.public, options.augmentation, self.seed, n) for n in numbers]
         )
-        return self.keep_model(model), metrics
+        student = require_soft("FedKD", self.learner_fn())
+        rng = derive_rng(self.seed, "server", "final")
+        if self.task == "regression":
+            targets: Array = scores
+            return self.keep_model(student.fit(rows, targets, rng=rng))
+        recipe = options.recipe(self.task)
+        targets = link_scores(scores, recipe)
+        return self.keep_model(student.distill(rows, targets, rng=rng, recipe=recipe))
 
     def _settle_scale(self, scales: Sequence[float]) -> Metrics:
         """Take the largest logit, but no more than some multiple of the middle one."""
