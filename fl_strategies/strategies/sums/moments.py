@@ -68,6 +68,8 @@ _FEWEST: Final = 10
 """A party is not compared by classes of which it has fewer records: few contradict anything,
 and count for little."""
 _FEWEST_FOLDS: Final = 3
+_BY_CHANCE: Final = 5.0
+"""Deviations by which class means of honest parties hardly ever differ."""
 _AGREES: Final = 2.0
 """Of what noise is along the others' direction, a party that agrees with them has more."""
 _WORTH_THE_NOISE: Final = 0.1
@@ -760,7 +762,7 @@ class FedMoments(SumStrategy[SummedMoments]):
         found = super()._find_outliers(parts, sizes)
         noise = self._noise_of_party
         if not noise or not self.options.exclude_outliers:
-            return found
+            return [k for k in found if self._is_no_sample(k, parts, sizes, found)]
         points = [self._points(part)[0] for part in parts]
         lengths = [max(float(np.linalg.norm(one)), 1e-300) for one in points]
         pairs = [*zip(points, lengths, strict=True)]
@@ -777,6 +779,33 @@ class FedMoments(SumStrategy[SummedMoments]):
         against = {k for k, one in enumerate(along) if one < -most_of_noise(math.sqrt(2))}
         against |= {k for k in found if along[k] < _AGREES}
         return sorted(against) if 2 * len(against) < len(parts) else []
+
+    def _is_no_sample(
+        self,
+        number: int,
+        parts: Sequence[FloatArray | IntArray],
+        sizes: FloatArray,
+        doubted: Sequence[int],
+    ) -> bool:
+        """Return whether a party's class means differ from others' by more than chance does.
+
+        So that all divisions of the same records give the same model: few records, or classes
+        that are hardly apart, agree with nobody.
+        """
+        said = [self._points(part) for part in parts]
+        single = self.task == "single-label"
+        counts = [
+            one if single else np.full(one.shape, size)
+            for (_, one), size in zip(said, sizes, strict=True)
+        ]
+        others = [k for k in range(len(parts)) if k not in doubted]
+        records = np.maximum(np.sum([counts[k] for k in others], axis=0), 1.0)
+        ahead = np.sum([said[k][0] for k in others], axis=0) / records
+        missing = counts[number] @ np.square(ahead).sum(axis=0) - np.sum(
+            said[number][0] * ahead
+        )
+        spread = np.maximum(counts[number], 0.0) @ (self._probes @ ahead).var(axis=0)
+        return bool(missing > _BY_CHANCE * math.sqrt(max(float(spread), 1e-300)))
 
     @cached_property
     def _probes(self) -> FloatArray:
