@@ -22,6 +22,7 @@ from fl_strategies.strategies.fedkd.server import (
     read_predictions,
 )
 from fl_strategies.wire.knowledge import Knowledge
+from simulations.__main__ import main as simulations_main
 from simulations.config import Settings, Value
 from simulations.data.schema import NumberColumn, Schema, SchemaLabel
 from simulations.data.sets import Request, load_dataset
@@ -363,6 +364,23 @@ def test_reports_show_numbers(tmp_path: Path) -> None:
     assert "R2 against what needs no federation" in html
     assert report["parties"][0]["class-counts"] is None
     assert report["settings"]["learner"] == "forest-scores,xgboost-scores,ridge"
+
+
+def test_a_comparison_of_numbers_has_no_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["compare", "--data", "diabetes", "--seeds", "0", "--strategy", "fedmoments,fedkt"]
+    kept = ["--json", str(tmp_path / "kept.json"), "--set", "num-workers=1"]
+    assert simulations_main([*asked, *kept]) == 0
+
+    shown = capsys.readouterr().out
+    assert re.search(r"^ +r2 +rmse +mae +up +down", shown, re.MULTILINE)
+    assert re.search(r"fedmoments +0\.\d{3} +\d+\.\d{3} +\d+\.\d{3} ", shown)
+    assert re.search(r"mean of the targets +-?0\.\d{3} ", shown)
+    assert re.search(r"Take fedmoments: 0\.\d{3} with .* a party in one round", shown)
+    assert "not compared: fedkt: fedkt: task must be single-label, got 'regression'." in shown
+    assert "%" not in shown
+    assert "points" not in shown
 
 
 def test_data_are_described(tmp_path: Path) -> None:
