@@ -762,6 +762,8 @@ class FedMoments(SumStrategy[SummedMoments]):
         found = super()._find_outliers(parts, sizes)
         noise = self._noise_of_party
         if not noise or not self.options.exclude_outliers:
+            if self.task == "regression":
+                return found  # parties that oppose the others by far, and no other
             return [k for k in found if self._is_no_sample(k, parts, sizes, found)]
         points = [self._points(part)[0] for part in parts]
         lengths = [max(float(np.linalg.norm(one)), 1e-300) for one in points]
