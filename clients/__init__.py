@@ -81,6 +81,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'clients' has no attribute {name!r}")
-    # Kept here, so that each name is looked for once.
-    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return found
+    return getattr(import_module(_MODULES[name]), name)

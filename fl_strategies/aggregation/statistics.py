@@ -255,7 +255,7 @@ def kaplan_meier(survival: FloatArray) -> tuple[FloatArray, FloatArray]:
     Examples
     --------
     >>> kaplan_meier(np.array([[1.0, 1], [0, 2]]))
-    (array([1. , 0.75, 0. ]), array([4., 2.]))
+    (array([1.  , 0.75, 0.  ]), array([4., 2.]))
     """
     leaving = survival.sum(axis=-1)
     at_risk = np.maximum(np.flip(np.cumsum(np.flip(leaving, -1), axis=-1), -1), 0.0)

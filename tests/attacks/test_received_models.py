@@ -73,7 +73,9 @@ def test_a_model_that_the_operator_did_not_name_is_refused(tmp_path: Path) -> No
         sent = Knowledge("model", learner.to_arrays(), {keys.LEARNER: name})
 
         assert receive_model(willing, sent).num_classes == 3
-        known = "extra-trees, logistic-regression, random-features, random-forest, ridge"
+        known = (
+            "extra-trees, logistic-regression, moments, random-features, random-forest, ridge"
+        )
         with pytest.raises(KnowledgeMismatch, match=f"one of {known}, got.* receives in a"):
             receive_model(plain, sent)
 

@@ -20,7 +20,7 @@ from tests.toys import CentroidLearner, toy_fedkt, toy_party
 OURS, OTHER = "a" * 64, "b" * 64
 SENTENCE = (
     "Party 0: encoding must be the server's ({}), got {}. Give server and parties the same "
-    "encoder, in the same version, or none to all."
+    "schema, or the same encoder, in the same version, or none to all."
 )
 
 
