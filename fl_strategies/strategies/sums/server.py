@@ -1,5 +1,6 @@
 """The server side that all heads on sums share."""
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -337,8 +338,11 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         contradicting = self._find_outliers(parts, sizes)
         self.outliers_ = tuple(parties[k] for k in contradicting)
         if self.outliers_:
-            logger.warning(
-                "%s does not count the sums of parties %s, which contradict most others.",
+            # Noise and few records can explain it, so only without noise it is a warning.
+            level = logging.INFO if self._noise_of_party else logging.WARNING
+            logger.log(
+                level,
+                "%s does not count the sums of parties %s, which are unlike most others'.",
                 self.name,
                 [*self.outliers_],
             )
