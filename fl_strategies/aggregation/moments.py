@@ -423,6 +423,7 @@ def _calibrated(
     return np.asarray(own * sharp), sharp
 
 
+@one_blas_thread()
 def logistic_weights(
     rows: FloatArray, means: FloatArray, penalty: float, *, softmax_link: bool
 ) -> FloatArray:

@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 
 from fl_strategies._util import Array, FloatArray, IntArray, one_blas_thread
+from fl_strategies.aggregation.moments import logistic_weights
 from fl_strategies.errors import require
 from fl_strategies.learners import Learner, Task
 from fl_strategies.options import option
@@ -57,7 +58,6 @@ CONSTANT: Final = round(LEVELS * _CONSTANT / math.hypot(1.0, _CONSTANT))
 """The constant entry in rounded units."""
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
-_STEPS: Final = 300
 # Rounding of a computed length must not leave a row longer than it says.
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
@@ -243,7 +243,6 @@ def fitted_shares(
     return np.asarray(positive if several else np.hstack([1 - positive, positive]))
 
 
-@one_blas_thread()
 def fitted_weights(
     rows: FloatArray, means: FloatArray, noise: float, *, softmax_link: bool
 ) -> FloatArray:
@@ -253,22 +252,7 @@ def fitted_weights(
     plus a penalty in proportion to the noise.
     """
     ridge = max(RIDGE * noise, _LEAST_RIDGE)
-
-    def loss(flat: FloatArray) -> tuple[float, FloatArray]:
-        weights = flat.reshape(means.shape)
-        scores = rows @ weights
-        if softmax_link:
-            normal = scipy.special.logsumexp(scores, axis=1)
-            expected = scipy.special.softmax(scores, axis=1)
-        else:
-            normal, expected = np.logaddexp(scores, -scores).sum(axis=1), np.tanh(scores)
-        value = normal.mean() - np.sum(weights * means) + ridge / 2 * np.sum(weights**2)
-        gradient = rows.T @ expected / len(rows) - means + ridge * weights
-        return float(value), gradient.ravel()
-
-    start, steps = np.zeros(means.size), {"maxiter": _STEPS}
-    found = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=steps)
-    return np.asarray(found.x.reshape(means.shape))
+    return logistic_weights(rows, means, ridge, softmax_link=softmax_link)
 
 
 @dataclass(frozen=True, eq=False)
