@@ -37,7 +37,7 @@ _PAIRS: Final = 1000
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
 _BEYOND: Final = 1.25
-"""How much longer than any public row the others are expected to be, at most."""
+"""Largest expected length of a row, as a multiple of the longest public one."""
 _FINEST_NOISE: Final = 2**19
 """Noise of this deviation is drawn with a scale that is right to three percent."""
 _A_LITTLE_MORE: Final = 1 + 2.0**-40

@@ -105,7 +105,7 @@ def find_algorithm(name: str) -> Algorithm:
 DEFAULT_STRATEGY: Final = FedKD.name
 """Of a run that names none."""
 DESCRIBING: Final = FedStatistics
-"""What describes tables before anybody learns from them."""
+"""The strategy that describes tables before anybody learns from them."""
 DEMO_STRATEGY: Final = FedKT.name
 """Of a deployment on one machine, to look at."""
 REFERENCES: Final = (FedHistogram.name, FedRegression.name, FedMoments.name, FedKD.name)
@@ -117,7 +117,7 @@ PRIVATE_VARIANTS: Final = tuple(
     for variant in kind.private_variants
     if variant.unit == unit
 )
-"""What comparisons run at a budget, in the order in which they show it."""
+"""Variants that comparisons run at a budget, in the order of their tables."""
 
 PLANNERS: Final[Sequence[Planner]] = (
     Histogram(level="L2"),

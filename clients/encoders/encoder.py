@@ -1,4 +1,4 @@
-"""What turns a raw record into a row of numbers, whatever it is, and keeps the rows on disk.
+"""Frozen encoders: functions that turn raw records into rows of numbers, kept on disk.
 
 An encoder sees one record at a time, so a row depends on its own record alone: to the last
 bit, whatever else is encoded, and in which order. That is what privacy needs, as one record
@@ -47,7 +47,7 @@ _NUMBER: Final = np.dtype("<f4")
 _START: Final = 128
 """Where numbers begin in a file, in their place for any processor."""
 _HEADER: Final = _START - 65
-"""What is behind the checksum and before them."""
+"""Bytes between the checksum and the numbers."""
 
 
 @dataclass(frozen=True, eq=False)

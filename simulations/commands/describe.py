@@ -15,7 +15,7 @@ from simulations.results.run_folder import require_files, write_json
 ABOUT: Final = """\
 Deal the rows of a table to parties and describe them in one round: per column and class, how
 many records there are, missing shares, means, deviations and quartiles, correlations, and
-curves of survival. Every figure is exact, or protected by noise whose epsilon is told:
+curves of survival. Every value is exact, or protected by noise whose epsilon is reported:
 --set target-epsilon=1. Bounds of columns are those of a schema (--schema FILE), or of an
 eighth of the rows, which then count as public."""
 

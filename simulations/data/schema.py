@@ -51,7 +51,7 @@ ABOUT: Final = (
     "the range of an instrument. They must not come from private records: a bound that was "
     "the largest value of some records tells about whom it belongs to."
 )
-"""What every written schema says first."""
+"""The first note of every written schema."""
 LARGEST_FILE: Final = 2**24
 MOST_DEFECTS: Final = 20
 _DAY: Final = 86400.0

@@ -1,4 +1,4 @@
-"""What a table says when its rows are dealt to parties: the run, the page and its pictures.
+"""Statistics of a table whose rows are dealt to parties: the run, the page, its pictures.
 
 Columns are those of a schema, which declares them, or what public rows make of them; these are
 then in no figure. Every number has a column that marks its gaps.

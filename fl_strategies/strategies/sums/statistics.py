@@ -49,7 +49,7 @@ from fl_strategies.wire.knowledge import Metrics
 NUM_COLUMNS: Final = "num-columns"
 NUMBER: Final = -1
 GAP: Final = -2
-"""What a value is, unless it is a category of the column of this number."""
+"""Kinds of values; a number instead names the column that a category belongs to."""
 MOST_LEVELS: Final = 2**15
 """Steps on either side of the middle of a number's bounds."""
 _FINEST: Final = 2**8
